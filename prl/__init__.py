@@ -1,0 +1,1 @@
+"""prl: reinforcement learning for language models that trains while it generates."""

@@ -1,0 +1,237 @@
+"""The configuration: one TOML, frozen structs, every constraint in the types.
+
+Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
+that span fields live in ``check.py``. The doc of a field is the string under it. Units are in the name; counts start
+with ``num_``. Nothing here imports torch or vLLM.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[int, Meta(ge=1)]
+NonNegative = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table of the TOML."""
+
+
+class RunConfig(_Table, frozen=True, kw_only=True):
+    """``[run]``: how long, and what is kept."""
+
+    name: str = "run"
+    """Folder under ``runs/``; ``--run-dir`` names another place."""
+    num_steps: NonNegative = 100
+    """Optimiser steps in all. A resumed run counts those already done."""
+    checkpoint_every: NonNegative = 0
+    """Steps between checkpoints; 0 writes one at the end only."""
+    stall_timeout_s: PositiveFloat = 120.0
+    """End the run, saying who waits for whom, when nothing moved for this long."""
+    samples_every: NonNegative = 1
+    """Write the samples of every n-th step to samples.jsonl; 0 writes none."""
+
+
+class PipelineConfig(_Table, frozen=True, kw_only=True):
+    """``[pipeline]``: how generation and training overlap."""
+
+    mode: Literal["pipeline", "conventional"] = "pipeline"
+    """``conventional`` generates ``steps_per_round`` batches, then trains on them: the paper's baseline."""
+    max_lag: NonNegative | None = None
+    """Hard bound on the lag of a sample's oldest token, in steps; 0 is synchronous; absent is the paper's mode, where
+    the lag follows from how much the engines hold."""
+    groups_per_step: Positive = 8
+    """Prompts per optimiser step."""
+    group_size: Positive = 8
+    """Completions per prompt."""
+    steps_per_round: Positive = 8
+    """G: optimiser steps per round in conventional mode."""
+    rollout_timeout_s: PositiveFloat = 300.0
+    """Deadline of one prompt's whole rollout, scoring included; past it the rollout is dropped and counted."""
+
+
+class EngineConfig(_Table, frozen=True, kw_only=True):
+    """``[engine]``: what samples."""
+
+    kind: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
+    """``auto`` takes vLLM where it is installed and transformers' continuous batching elsewhere, and says which."""
+    count: Positive = 1
+    """Number of engines, each with its own cores or GPUs."""
+    dtype: Dtype = "float32"
+    """Type the engine holds and computes in."""
+    max_num_seqs: Positive = 64
+    """Most streams that one engine runs at once."""
+    max_model_len: Positive = 1024
+    """Context length in tokens: prompt plus completion."""
+    placement: Literal["spread", "together"] = "spread"
+    """Where the members of a group run: each on the least loaded engine, or all on the one that is least loaded at the
+    first (which then computes a long prompt's prefix once)."""
+    stream_interval: Positive = 1
+    """Decode steps per streamed chunk: larger costs the controller less and shows tokens later."""
+    tensor_parallel_size: Positive = 1
+    """GPUs (or core sets) that one engine spans; passed to vLLM."""
+    kv_cache_gib: PositiveFloat = 1.0
+    """KV cache of one engine on a CPU, in GiB."""
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.85
+    """Share of a GPU's memory that one engine may use."""
+    start_timeout_s: PositiveFloat = 300.0
+    """Deadline for one engine to be ready."""
+    token_timeout_s: PositiveFloat = 60.0
+    """Longest wait for the next token of an open stream while the engine is not paused."""
+
+
+class SamplingConfig(_Table, frozen=True, kw_only=True):
+    """``[sampling]``: how training rollouts are sampled. Filters that change the distribution do not exist here."""
+
+    temperature: Annotated[float, Meta(gt=0, le=10)] = 1.0
+    """Divides the logits, in the engine and in the trainer."""
+    max_tokens: Positive = 256
+    """Most tokens of one completion, the stop token included."""
+
+
+class TrainerConfig(_Table, frozen=True, kw_only=True):
+    """``[trainer]``: what learns."""
+
+    kind: Literal["fsdp", "simulated"] = "fsdp"
+    """``fsdp`` is a torchrun child with FSDP2; ``simulated`` needs no torch."""
+    num_ranks: Positive = 1
+    """Trainer processes, one per GPU (or per core)."""
+    launch: Literal["torchrun", "external"] = "torchrun"
+    """``external`` waits for ranks that you start with torchrun and point at ``listen``."""
+    listen: str = "127.0.0.1:0"
+    """host:port where ranks connect; port 0 picks a free one. Beyond loopback, ranks must present PRL_TOKEN."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the ranks compute; ``auto`` takes CUDA where torch sees it."""
+    learning_rate: PositiveFloat = 1e-6
+    """Peak of the schedule."""
+    warmup_steps: NonNegative = 0
+    """Steps of linear warm-up from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: hold, or fall to 0 at ``run.num_steps``."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    """AdamW's moment decays."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled decay."""
+    grad_clip: PositiveFloat = 1.0
+    """Largest global gradient norm."""
+    dtype: Dtype = "float32"
+    """Type of the forward and backward pass; master weights and optimiser state are always float32."""
+    max_tokens_per_microbatch: Positive = 4096
+    """Tokens packed into one forward pass of one rank. A longer single sequence gets a micro-batch of its own."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    max_skipped_steps: Positive = 5
+    """Consecutive steps with a non-finite loss or gradient that end the run."""
+    start_timeout_s: PositiveFloat = 300.0
+    """Deadline for all ranks to be ready."""
+    step_timeout_s: PositiveFloat = 600.0
+    """Deadline of one training step, and of one save or export."""
+
+
+class LossConfig(_Table, frozen=True, kw_only=True):
+    """``[loss]``: the policy loss."""
+
+    name: Literal["reinforce"] = "reinforce"
+    """Truncated importance-weighted REINFORCE, the paper's."""
+    ratio_clip: PositiveFloat = 5.0
+    """c: the truncation of the importance ratio."""
+
+
+class AdvantageConfig(_Table, frozen=True, kw_only=True):
+    """``[advantage]``: rewards of a group into advantages."""
+
+    name: Literal["leave_one_out"] = "leave_one_out"
+    """A_i = R_i - mean of the others, the paper's."""
+
+
+class WeightsConfig(_Table, frozen=True, kw_only=True):
+    """``[weights]``: how a new version travels into the engines."""
+
+    transport: Literal["auto", "gloo", "nccl"] = "auto"
+    """``auto`` takes nccl where trainer and engines are on CUDA and gloo elsewhere."""
+    timeout_s: PositiveFloat = 60.0
+    """Deadline of one whole update, verification included."""
+    verify_every: NonNegative = 1
+    """Compare engine and trainer on probe tokens after every n-th update; 0 never (at the start it is always done)."""
+    verify_tolerance: PositiveFloat | None = None
+    """Largest accepted difference of a probe token's log-probability; absent: 1e-3 when both sides compute in
+    float32, 0.1 otherwise."""
+
+
+class DataConfig(_Table, frozen=True, kw_only=True):
+    """``[data]``: where prompts come from."""
+
+    source: Literal["arithmetic", "jsonl"] = "arithmetic"
+    """``arithmetic`` generates seeded problems; ``jsonl`` reads rows with ``prompt`` or ``messages``."""
+    path: str | None = None
+    """The JSONL file, relative to the working directory."""
+    shuffle: bool = True
+    """Order each epoch by (seed, epoch); false keeps the file's order."""
+    system: str | None = None
+    """System message put before a row that has only a ``prompt``."""
+    level: Annotated[int, Meta(ge=1, le=5)] = 1
+    """Difficulty of the arithmetic source, 1 to 5."""
+    num_prompts: Positive = 100_000
+    """Length of one epoch of the arithmetic source."""
+    skip_bad_rows: bool = False
+    """Skip and count malformed rows instead of refusing the file."""
+
+
+class EvalConfig(_Table, frozen=True, kw_only=True):
+    """``[eval]``: held-out prompts, before the first step, after the last, and every n steps."""
+
+    every: NonNegative = 0
+    """Steps between evaluations; 0 evaluates only before and after."""
+    num_samples: NonNegative = 128
+    """Held-out prompts; 0 evaluates never."""
+    temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    """0 is greedy."""
+    path: str | None = None
+    """Held-out JSONL; absent: arithmetic takes problems that training never sees, JSONL sets its last rows aside."""
+    timeout_s: PositiveFloat = 300.0
+    """Deadline of one evaluation."""
+
+
+class RewardConfig(_Table, frozen=True, kw_only=True):
+    """``[[rewards]]``: one reward; the score is the weighted sum of all."""
+
+    name: str
+    """A built-in name, an entry point in group ``prl.rewards``, or ``package.module:name``."""
+    weight: Annotated[float, Meta(ge=-1e6, le=1e6)] = 1.0
+    """Factor in the sum."""
+    timeout_s: PositiveFloat = 10.0
+    """Deadline of one call."""
+    concurrency: Positive = 64
+    """Calls under way at once."""
+    on_failure: Literal["drop", "stop"] = "drop"
+    """What a failed or late call does: ``drop`` leaves the completion out of its group and counts it, ``stop`` ends the
+    run. An exception that is a bug (TypeError, NameError, AttributeError, ...) always ends the run."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of a reward that is made from options."""
+
+
+class Config(_Table, frozen=True, kw_only=True):
+    """The whole TOML."""
+
+    model: str
+    """``builtin:tiny-math``, a Hugging Face folder, or a hub name."""
+    seed: NonNegative = 0
+    """Seeds the data order, the sampler and the trainer."""
+    run: RunConfig = RunConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    loss: LossConfig = LossConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    weights: WeightsConfig = WeightsConfig()
+    data: DataConfig = DataConfig()
+    eval: EvalConfig = EvalConfig()
+    rewards: list[RewardConfig] = []
+    """At least one is needed to train."""

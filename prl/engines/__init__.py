@@ -1,0 +1,1 @@
+"""What samples: the engine protocol, its implementations, and a pool of them."""

@@ -1,0 +1,71 @@
+"""Every error that prl raises on purpose. A message says what was wrong, the value, where, and what to do.
+
+    PrlError
+    +-- ConfigError          the user's input: one line on stderr, exit 2, nothing started
+    |   +-- DataError        a row or file of prompts; names file, line and field
+    |   +-- PluginError      a reward or another plug-in that cannot be found or has the wrong shape
+    +-- MissingExtraError    an optional package is not installed; names the extra
+    +-- EngineError          an engine refused or failed a request
+    |   +-- EngineDeadError  an engine's process is gone; carries its last log lines
+    +-- TrainerError         a trainer rank failed, died or broke the protocol; carries its last log lines
+    +-- WeightSyncError      a weight push failed; names the side that failed
+    +-- RewardError          rewards failed too often, or a user's reward raised a bug
+    +-- CheckpointError      a checkpoint could not be written or read
+    +-- StallError           nothing moved for run.stall_timeout_s; says who waits for whom
+
+An expected failure of one rollout is no exception but a value (see ``rollout.py``); what is not in this tree is a bug
+and ends the run with its traceback.
+"""
+
+from __future__ import annotations
+
+
+class PrlError(Exception):
+    """Base of every error that prl raises on purpose."""
+
+
+class ConfigError(PrlError):
+    """The configuration, or something it names, is not usable."""
+
+
+class DataError(ConfigError):
+    """A file or row of prompts is not usable."""
+
+
+class PluginError(ConfigError):
+    """A plug-in cannot be found or does not have the shape it must have."""
+
+
+class MissingExtraError(PrlError):
+    """An optional package is needed and not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs the package {package!r}: pip install 'prl-train[{extra}]'")
+
+
+class EngineError(PrlError):
+    """An engine refused or failed a request."""
+
+
+class EngineDeadError(EngineError):
+    """An engine's process is gone."""
+
+
+class TrainerError(PrlError):
+    """A trainer rank failed, died or broke the protocol."""
+
+
+class WeightSyncError(PrlError):
+    """A weight push did not complete."""
+
+
+class RewardError(PrlError):
+    """Rewards failed too often to go on, or a reward has a bug."""
+
+
+class CheckpointError(PrlError):
+    """A checkpoint could not be written or read."""
+
+
+class StallError(PrlError):
+    """Nothing moved for longer than ``run.stall_timeout_s``."""

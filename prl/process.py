@@ -1,0 +1,125 @@
+"""Child processes that cannot outlive their parent and cannot die unheard.
+
+- Every child leads a process group of its own, so that a signal reaches its children too.
+- Every child asks the kernel for SIGKILL at its parent's death (Linux), and watches its parent's id besides (anywhere).
+- What a child prints goes to a log file; its last lines stand in the error that reports its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_WATCH_INTERVAL_S = 0.5
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Make this process end when its parent does, even after SIGKILL. Call it first thing in a child.
+
+    The kernel's signal covers a stopped or busy process; it is tied to the *thread* that started the child, so that
+    thread must live as long as the child should. The watch of the parent's id covers systems without the signal.
+    """
+    parent = os.getppid() if parent is None else parent
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=_watch_parent, args=(parent,), name="prl-parent-watch", daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_WATCH_INTERVAL_S)
+    os._exit(1)
+
+
+def tail(path: Path, num_lines: int = 20) -> str:
+    """The last lines of a log file, or a word that there are none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return f"(no log at {path})"
+    return "\n".join(lines[-num_lines:]) or f"({path} is empty)"
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to the group that ``pid`` leads, if any of it is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+class Child:
+    """One child process with its group, its log and its end."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name, self.log, self._process = name, log, process
+
+    @classmethod
+    async def start(cls, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Child:
+        """Start ``command`` (no shell) with stdout and stderr appended to ``log``.
+
+        It runs through this module (``python -m prl.process``), which ties it to this process and then becomes it.
+        """
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "prl.process", str(os.getpid()), *command),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=None if env is None else {**os.environ, **env},
+                start_new_session=True,
+            )
+        return cls(name, process, log)
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of its group."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode
+
+    async def ended(self) -> str:
+        """Wait for the end and say it in one paragraph: name, exit, last log lines."""
+        code = await self._process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return f"{self.name} (pid {self.pid}) {how}; last lines of {self.log}:\n{tail(self.log)}"
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """SIGTERM to the group, SIGKILL after ``grace_s``; returns when the process is reaped."""
+        if self.returncode is None:
+            signal_group(self.pid, signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
+        signal_group(self.pid, signal.SIGKILL)
+        await self._process.wait()
+
+
+def _become(argv: list[str]) -> None:
+    """``python -m prl.process PARENT COMMAND...``: tie this process to PARENT, then become COMMAND."""
+    parent, command = int(argv[0]), argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+    os.execvp(command[0], command)  # noqa: S606
+
+
+if __name__ == "__main__":
+    _become(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What judges: the reward protocol, the built-in rewards, and the scorer that runs them."""

@@ -1,0 +1,1 @@
+"""What learns: the trainer protocol and its implementations."""

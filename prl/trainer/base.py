@@ -1,0 +1,99 @@
+"""The trainer protocol: what the controller may ask of anything that learns.
+
+Invariants that every implementation keeps:
+
+- ``train`` applies exactly one optimiser step, on all ranks together, or skips it on all ranks together (and says so);
+  either way the version grows by one, so that step, version and schedule never drift apart.
+- One command at a time. Every command has a deadline; a rank that fails or dies surfaces as TrainerError with the
+  rank's name and its last log lines, never as a hang.
+- ``publish`` sends the manifest's tensors, in its order, to the weight group it was connected to.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from prl.types import Batch, TensorSpec, WeightGroup, WeightUpdate
+
+
+class TrainerReady(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trainer says once its model stands."""
+
+    step: int
+    """Completed optimiser steps: 0, or those of the checkpoint it resumed from."""
+    manifest: list[TensorSpec]
+    """Every tensor that a weight update sends, canonical Hugging Face names, tied names once, in sending order."""
+    state: dict[str, Any]
+    """What the controller gave to ``save`` for the checkpoint it resumed from; empty on a fresh start."""
+    num_parameters: int
+    memory_bytes: int
+    """Resident memory of all ranks together."""
+
+
+class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One step's numbers, already reduced over ranks. Means are over trained tokens unless said otherwise."""
+
+    step: int
+    """The step that was trained; the weights are now version ``step + 1``."""
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    ess: float
+    """(sum w)^2 / (n sum w^2) over untruncated per-token ratios w = pi / mu; 1 on policy."""
+    kl_behaviour: float
+    """Mean of log mu - log pi over sampled tokens: how far the trained policy has moved from the sampler."""
+    clip_frac: float
+    entropy: float
+    """Mean entropy of log_softmax(logits / temperature) at trained positions."""
+    tokens_trained: int
+    skipped: bool
+    """True where a non-finite loss or gradient made all ranks leave the weights as they were."""
+    train_s: float
+
+
+class Trainer(Protocol):
+    """Anything that turns batches into new weights and sends them."""
+
+    async def open(self) -> TrainerReady:
+        """Start (or accept) every rank, load the model or the checkpoint, and be ready."""
+        ...
+
+    async def connect(self, group: WeightGroup) -> None:
+        """Open the sending side (rank 0) of the weight group; returns when every engine worker has joined."""
+        ...
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """One optimiser step on ``batch``."""
+        ...
+
+    async def publish(self, update: WeightUpdate) -> None:
+        """Send the current weights to the weight group, as the manifest says."""
+        ...
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1)."""
+        ...
+
+    async def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a complete checkpoint to ``folder`` atomically; ``state`` is the controller's (data position ...)."""
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """Write the weights as Hugging Face safetensors with config and tokenizer."""
+        ...
+
+    async def failed(self) -> str:
+        """Wait until a rank is dead, then return which, why, and its last log lines."""
+        ...
+
+    def statistics(self) -> dict[str, float]:
+        """Busy seconds and counters."""
+        ...
+
+    async def close(self) -> None:
+        """End every process it started. Idempotent, bounded in time, safe after a failure."""
+        ...

@@ -1,0 +1,201 @@
+"""The sentence of prl as seven frozen types, one per stage of a token's life.
+
+    Prompt -> TokenChunk* -> Completion -> Score -> Group -> Batch -> WeightUpdate
+
+Each stage has a type of its own and no field waits to be filled by a later one, so a value that exists is complete.
+The checks in ``__post_init__`` are the invariants the rest of the code relies on without looking again:
+
+- a chunk holds tokens of one weight version; a completion's lists have one length and its versions never decrease;
+- a score is a finite number, and neither an abstention nor a failure is ever a score;
+- a group has as many scores as completions;
+- a sample's five lists have one length, and its advantage is 0 wherever its mask is.
+
+Versions count optimiser steps: version v is what the weights are after v steps, and the batch of step v is trained on
+version v and makes version v + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import msgspec
+
+Finish = Literal["stop", "length", "abort"]
+"""Why a stream ended: a stop token, a length limit, or an abort. Only the first two may reach scoring."""
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the data, rendered to token ids once. Ids increase in admission order."""
+
+    id: int
+    """Position in the order of admission; also the data cursor."""
+    token_ids: list[int]
+    """The prompt exactly as the engine and the trainer see it, chat template applied, at most one BOS."""
+    text: str
+    """What ``token_ids`` says, for rewards and people."""
+    messages: list[dict[str, str]]
+    """The conversation the text was rendered from; empty for a plain prompt."""
+    fields: dict[str, Any]
+    """The row's other fields (``answer`` among them), for rewards."""
+
+
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Some tokens of one stream, all sampled by one weight version."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Natural log-probability of each token under the distribution it was sampled from (after temperature)."""
+    version: int
+    finish: Finish | None = None
+    """None while the stream goes on; exactly the last chunk of a stream has one."""
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            msg = f"a chunk has {len(self.token_ids)} tokens and {len(self.logprobs)} log-probabilities"
+            raise ValueError(msg)
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished stream: what was sampled, by which versions, and how it reads."""
+
+    token_ids: list[int]
+    """Length T >= 1, the sampled stop token included."""
+    logprobs: list[float]
+    """Length T, finite and <= 0 up to rounding."""
+    versions: list[int]
+    """Length T, never decreasing."""
+    text: str
+    """The tokens decoded without special tokens; for rewards and people, never for training."""
+    finish: Literal["stop", "length"]
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logprobs) == len(self.versions) >= 1:
+            lengths = (len(self.token_ids), len(self.logprobs), len(self.versions))
+            msg = f"a completion needs three lists of one length >= 1 (tokens, logprobs, versions): {lengths}"
+            raise ValueError(msg)
+        if any(a > b for a, b in zip(self.versions, self.versions[1:], strict=False)):
+            msg = f"the versions of a completion decrease: {self.versions}"
+            raise ValueError(msg)
+        if not all(math.isfinite(p) and p <= 1e-3 for p in self.logprobs):  # noqa: PLR2004
+            msg = "a completion holds a log-probability that is not finite or is above 0"
+            raise ValueError(msg)
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """The judgement of one completion: the weighted sum of its parts."""
+
+    reward: float
+    parts: dict[str, float] = {}
+    """Reward by name, before weighting."""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.reward):
+            msg = f"a score must be finite, got {self.reward}"
+            raise ValueError(msg)
+
+
+class Abstained(msgspec.Struct, frozen=True, kw_only=True):
+    """A reward declined to judge; the completion leaves its group's statistics."""
+
+    reason: str
+
+
+class ScoringFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """A reward failed or timed out: an infrastructure failure, never a reward of 0."""
+
+    reason: str
+    """A short key that names the counter, such as ``reward_timeout``."""
+    message: str
+    """One line for people: which reward, what happened."""
+
+
+Verdict = Score | Abstained | ScoringFailed
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with its scored completions, in the order they were requested."""
+
+    prompt: Prompt
+    completions: list[Completion]
+    scores: list[Score]
+
+    def __post_init__(self) -> None:
+        if not len(self.completions) == len(self.scores) >= 1:
+            msg = (
+                f"a group needs as many scores as completions, at least 1: {len(self.scores)}, {len(self.completions)}"
+            )
+            raise ValueError(msg)
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to train on: prompt and completion, five lists of one length L.
+
+    Position t speaks of token t: its mask says whether it was sampled, its log-probability, version and advantage are
+    those of sampling it. Prompt positions carry mask 0, log-probability 0, version -1 and advantage 0.
+    """
+
+    token_ids: list[int]
+    loss_mask: list[int]
+    logprobs: list[float]
+    versions: list[int]
+    advantages: list[float]
+
+    def __post_init__(self) -> None:
+        lengths = {
+            len(self.token_ids),
+            len(self.loss_mask),
+            len(self.logprobs),
+            len(self.versions),
+            len(self.advantages),
+        }
+        if len(lengths) != 1:
+            msg = f"the five lists of a sample must have one length, got {sorted(lengths)}"
+            raise ValueError(msg)
+        if any(a != 0 and m == 0 for a, m in zip(self.advantages, self.loss_mask, strict=True)):
+            msg = "a sample has an advantage where its mask is 0"
+            raise ValueError(msg)
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """The samples of one optimiser step and the plan that every trainer rank follows.
+
+    ``plan[rank][microbatch]`` lists indices into ``samples``. All ranks have the same number of micro-batches, so
+    their collectives stay in step; each sample appears in exactly one of them; a micro-batch may be empty.
+    """
+
+    step: int
+    """The step this batch is for: trained on version ``step``, making version ``step + 1``."""
+    samples: list[Sample]
+    plan: list[list[list[int]]]
+    num_sequences: int
+    """B, the loss's denominator: sequences with at least one unmasked token, over all ranks."""
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One tensor of a weight transfer, in the names and dtypes of a Hugging Face checkpoint."""
+
+    name: str
+    dtype: str
+    """A torch dtype without its prefix, such as ``float32``."""
+    shape: list[int]
+
+
+class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """A new version of the weights on its way into the engines. Versions increase by one."""
+
+    version: int
+    transport: str
+    manifest: list[TensorSpec]
+    """What is sent, in sending order: one canonical name per tensor, tied names once."""
+
+
+class WeightGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the trainer (rank 0) and every engine worker meet to transfer weights."""
+
+    transport: str
+    address: str
+    port: int
+    world_size: int
+    """1 for the sending trainer rank plus every worker of every engine."""
+    timeout_s: float
