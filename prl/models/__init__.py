@@ -1,0 +1,52 @@
+"""What the config's ``model`` names: a built-in model, a folder, or a name on the hub.
+
+Resolving reads no more than the file system: no torch, no network, no guess. A value that looks like a path is a path,
+and a path that holds no model is refused here rather than taken for a hub name and looked up online.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from prl.errors import ConfigError
+
+BUILTIN_PREFIX = "builtin:"
+BUILTIN_MODELS: dict[str, Path] = {"tiny-math": Path(__file__).parent / "tiny_math"}
+"""Models that ship with the package, by name."""
+
+
+def resolve_model(name: str) -> str:
+    """Turn the config's ``model`` into what transformers and vLLM load: a folder, or a hub name as it was given.
+
+    Raises:
+        ConfigError: an unknown built-in, a path that is no folder, or a folder without ``config.json``.
+    """
+    if not name.strip():
+        raise ConfigError("model is empty: name a built-in ('builtin:tiny-math'), a folder or a hub name")
+    if name.startswith(BUILTIN_PREFIX):
+        return str(_builtin(name.removeprefix(BUILTIN_PREFIX)))
+    if name.startswith((".", "/", "~")) or Path(name).exists():
+        return str(_folder(name))
+    return name
+
+
+def _builtin(name: str) -> Path:
+    if name in BUILTIN_MODELS:
+        return BUILTIN_MODELS[name]
+    closest = difflib.get_close_matches(name, BUILTIN_MODELS, n=1, cutoff=0.0)[0]
+    given, nearest = BUILTIN_PREFIX + name, BUILTIN_PREFIX + closest
+    raise ConfigError(f"model = {given!r}: there is no such built-in model, did you mean {nearest!r}?")
+
+
+def _folder(name: str) -> Path:
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"model = {name!r}: no such user's home folder; write the path in full") from error
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "does not exist"
+        raise ConfigError(f"model = {name!r}: {path.absolute()} {found}; name a folder with config.json and weights")
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"model = {name!r}: {path.absolute()} has no config.json; name a Hugging Face model folder")
+    return path

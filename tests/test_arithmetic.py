@@ -1,0 +1,123 @@
+import ast
+import operator
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prl.arithmetic import NUM_LEVELS, Problem, Split, problem, split_of
+
+LEVELS = st.integers(1, NUM_LEVELS)
+INDICES = st.integers(0, 10**9)
+SEEDS = st.integers(0, 2**64)
+SPLITS: st.SearchStrategy[Split] = st.sampled_from(["train", "eval"])
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers of a question, in order."""
+    return [int(digits) for digits in re.findall(r"\d+", text)]
+
+
+def evaluate(node: ast.AST) -> tuple[int, list[int]]:
+    """The value of an expression and of each of its parts, by a way of its own."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value, [node.value]
+    assert isinstance(node, ast.BinOp), ast.dump(node)
+    (left, lefts), (right, rights) = evaluate(node.left), evaluate(node.right)
+    value = OPERATORS[type(node.op)](left, right)
+    return value, [*lefts, *rights, value]
+
+
+@given(LEVELS, INDICES, SEEDS, SPLITS)
+def test_answers_are_right(level: int, index: int, seed: int, split: Split) -> None:
+    """The answer is the value of the expression, and no intermediate result is negative."""
+    made = problem(level, index, seed, split)
+    expression = made.question.removesuffix(" = ?")
+    value, parts = evaluate(ast.parse(expression, mode="eval").body)
+    assert made == Problem(question=f"{expression} = ?", answer=str(value), level=level)
+    assert min(parts) >= 0
+
+
+@given(LEVELS, INDICES, SEEDS, SPLITS)
+def test_the_same_arguments_give_the_same_problem(level: int, index: int, seed: int, split: Split) -> None:
+    """A problem depends on its arguments and on nothing that was drawn before."""
+    first = problem(level, index, seed, split)
+    problem(level, index + 1, seed, split)
+    assert problem(level, index, seed, split) == first
+
+
+@given(LEVELS, INDICES, SEEDS, SPLITS)
+def test_a_problem_lies_in_the_split_it_was_asked_for(level: int, index: int, seed: int, split: Split) -> None:
+    """The operands in any order say which split a problem is in, so no evaluation problem is ever trained on."""
+    operands = numbers(problem(level, index, seed, split).question)
+    assert split_of(operands) == split
+    assert split_of(operands[::-1]) == split
+
+
+@pytest.mark.parametrize("level", range(1, NUM_LEVELS + 1))
+def test_training_and_evaluation_are_disjoint(level: int) -> None:
+    """Thousands of training problems hold none of hundreds of evaluation problems, across seeds."""
+    train = {problem(level, index, seed, "train").question for seed in (0, 1) for index in range(3000)}
+    held_out = {problem(level, index, seed, "eval").question for seed in (0, 1) for index in range(300)}
+    assert len(held_out) > 100
+    assert not train & held_out
+
+
+@given(INDICES, SEEDS, SPLITS)
+def test_level_ranges(index: int, seed: int, split: Split) -> None:
+    """Each level keeps the operators and the sizes that its row of the table states."""
+    by_level = {level: problem(level, index, seed, split) for level in range(1, NUM_LEVELS + 1)}
+    assert re.fullmatch(r"\d{1,2} \+ \d{1,2} = \?", by_level[1].question)
+    assert re.fullmatch(r"\d{1,2} [+-] \d{1,2} = \?", by_level[2].question)
+    assert int(by_level[2].answer) <= 99
+    assert re.fullmatch(r"\d{3} [+-] \d{3} = \?|\d{1,2} \+ \d{1,2} [+-] \d{1,2} = \?", by_level[3].question)
+    assert re.fullmatch(r"\d{1,2} \* [2-9] = \?", by_level[4].question)
+    assert re.fullmatch(r"[\d +*()-]+ = \?", by_level[5].question)
+    assert max(numbers(by_level[5].question)) <= 20
+
+
+def test_each_level_shows_all_its_kinds() -> None:
+    """Every kind of problem that a level promises occurs among its first hundred."""
+
+    def questions(level: int) -> str:
+        return "\n".join(problem(level, index, 0, "train").question for index in range(100))
+
+    assert re.search(r"^\d \+ \d\d =", questions(1), re.MULTILINE)
+    assert {"+", "-"} <= set(questions(2))
+    assert re.search(r"\d{3} - \d{3}", questions(3))
+    assert re.search(r"\d+ \+ \d+ \+ \d+", questions(3))
+    assert {"(", "*", "+", "-"} <= set(questions(5))
+
+
+def test_seeds_and_indices_vary_the_problems() -> None:
+    """Neighbouring indices and seeds give different sequences, not one problem again and again."""
+    first = [problem(1, index, 0, "train") for index in range(200)]
+    other = [problem(1, index, 1, "train") for index in range(200)]
+    assert len({made.question for made in first}) > 180
+    assert first != other
+
+
+def test_the_sequence_is_fixed() -> None:
+    """The first problems are what they were: a changed generator would silently change every run."""
+    assert [problem(level, 0, 0, "train").question for level in range(1, 6)] == [
+        "50 + 16 = ?",
+        "50 + 47 = ?",
+        "61 + 14 + 83 = ?",
+        "28 * 5 = ?",
+        "4 * (5 - 1) = ?",
+    ]
+
+
+@pytest.mark.parametrize("level", [0, 6, -1])
+def test_an_unknown_level_is_refused(level: int) -> None:
+    """A level outside 1 to 5 is an error that names it."""
+    with pytest.raises(ValueError, match=f"levels 1 to 5, got {level}"):
+        problem(level, 0, 0, "train")
+
+
+def test_an_unknown_split_is_refused() -> None:
+    """A misspelt split is an error, not an endless search."""
+    with pytest.raises(ValueError, match="'train' and 'eval', got 'test'"):
+        problem(1, 0, 0, "test")  # type: ignore[arg-type]
