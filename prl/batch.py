@@ -1,0 +1,72 @@
+"""Groups into the batch of one optimiser step. Pure: the same groups give the same batch.
+
+Invariants:
+
+- What was sampled is what is trained: token ids are copied, never re-tokenised, and masks come from lengths, never from
+  token ids, so a sampled stop token is trained even where it doubles as padding.
+- The plan puts every sample into exactly one micro-batch and gives all ranks the same number of micro-batches, so that
+  their collectives stay in step; where samples run out, a micro-batch is empty.
+- ``num_sequences`` is counted over the whole batch after masking, so the loss does not depend on the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prl.advantage import Advantage
+from prl.types import Batch, Completion, Group, Prompt, Sample
+
+PROMPT_VERSION = -1
+"""The version of a token that was not sampled."""
+
+
+def make_sample(prompt: Prompt, completion: Completion, advantage: float) -> Sample:
+    """Join prompt and completion; every sampled token carries the completion's advantage."""
+    num_prompt, num_sampled = len(prompt.token_ids), len(completion.token_ids)
+    return Sample(
+        token_ids=[*prompt.token_ids, *completion.token_ids],
+        loss_mask=[0] * num_prompt + [1] * num_sampled,
+        logprobs=[0.0] * num_prompt + completion.logprobs,
+        versions=[PROMPT_VERSION] * num_prompt + completion.versions,
+        advantages=[0.0] * num_prompt + [advantage] * num_sampled,
+    )
+
+
+def make_batch(
+    step: int, groups: Iterable[Group], *, advantage: Advantage, num_ranks: int, max_tokens_per_microbatch: int
+) -> Batch:
+    """Centre each group's rewards, join, and plan. Order of samples: groups as given, members as requested."""
+    samples = []
+    for group in groups:
+        advantages_G = advantage([score.reward for score in group.scores])
+        for completion, value in zip(group.completions, advantages_G, strict=True):
+            samples.append(make_sample(group.prompt, completion, value))
+    return Batch(
+        step=step,
+        samples=samples,
+        plan=make_plan([len(sample.token_ids) for sample in samples], num_ranks, max_tokens_per_microbatch),
+        num_sequences=sum(any(sample.loss_mask) for sample in samples),
+    )
+
+
+def make_plan(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
+    """Indices of samples by rank and micro-batch.
+
+    Longest first, each sample goes to the rank with the fewest tokens so far, and there into the first micro-batch it
+    fits; a sample above ``max_tokens`` fills one alone. Ties fall to the lower index, so the plan is deterministic.
+    """
+    plan: list[list[list[int]]] = [[] for _ in range(num_ranks)]
+    fill: list[list[int]] = [[] for _ in range(num_ranks)]
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        rank = min(range(num_ranks), key=lambda r: sum(fill[r]))
+        fits = (m for m, tokens in enumerate(fill[rank]) if tokens + lengths[index] <= max_tokens)
+        microbatch = next(fits, len(fill[rank]))
+        if microbatch == len(fill[rank]):
+            plan[rank].append([])
+            fill[rank].append(0)
+        plan[rank][microbatch].append(index)
+        fill[rank][microbatch] += lengths[index]
+    num_microbatches = max(1, *map(len, plan))
+    for microbatches in plan:
+        microbatches.extend([] for _ in range(num_microbatches - len(microbatches)))
+    return plan

@@ -1,0 +1,163 @@
+"""One weight push: pause, publish || load, resume, verify; one deadline, one error that names the side that failed.
+
+Invariants:
+
+- All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the engines stay paused (or
+  refuse to generate) and the run ends.
+- Sending and receiving are one collective: when either side fails, the other is not waited for.
+- Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
+  trainer's. A transfer that reports success and moved nothing does not pass.
+- A push that was interrupted is never followed by another as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from prl.errors import WeightSyncError
+from prl.trainer.base import Trainer
+from prl.types import TensorSpec, WeightUpdate
+
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Receivers(Protocol):
+    """The engines as one: the pool."""
+
+    async def pause(self) -> None:
+        """Stop every engine between two decode steps."""
+        ...
+
+    async def load(self, update: WeightUpdate) -> None:
+        """Receive the update on every engine."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on everywhere."""
+        ...
+
+    async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
+        """Log-probabilities of the tokens after the first, by engine name."""
+        ...
+
+
+class PushReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one push cost and how well it agrees."""
+
+    version: int
+    pause_s: float
+    """Seconds the engines stood still."""
+    publish_s: float
+    """Seconds from the first byte's send to the last engine's load."""
+    verify_gap: float | None
+    """Largest difference of a probe token's log-probability between any engine and the trainer; None: not verified."""
+
+
+class WeightSync:
+    """Pushes versions of the weights from one trainer into many engines."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        engines: Receivers,
+        *,
+        transport: str,
+        manifest: list[TensorSpec],
+        probe: list[int],
+        tolerance: float,
+        timeout_s: float,
+        verify_every: int,
+    ) -> None:
+        self._trainer, self._engines = trainer, engines
+        self._transport, self._manifest = transport, manifest
+        self._probe, self._tolerance, self._verify_every = probe, tolerance, verify_every
+        self._timeout_s = timeout_s
+        self._num_pushes = 0
+        self._under_way: str | None = None
+
+    async def push(self, version: int) -> PushReport:
+        """Make every engine serve the trainer's current weights as ``version``."""
+        if self._under_way is not None:
+            raise WeightSyncError(f"{self._under_way} was interrupted, so the engines' weights are unknown; restart")
+        self._under_way = f"the update to version {version}"
+        clock = asyncio.get_running_loop().time
+        pending: dict[str, str] = {"engines": "pause"}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                paused_at = clock()
+                await self._engines.pause()
+                pending.clear()
+                published_at = clock()
+                await self._transfer(version, pending)
+                loaded_at = clock()
+                pending["engines"] = "resume"
+                await self._engines.resume()
+                resumed_at = clock()
+                pending.clear()
+                verify_gap = await self._verify(version, pending)
+        except TimeoutError:
+            waits = ", ".join(f"{side} ({what})" for side, what in pending.items())
+            raise WeightSyncError(
+                f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; still waiting: {waits}"
+            ) from None
+        self._under_way = None
+        self._num_pushes += 1
+        return PushReport(
+            version=version, pause_s=resumed_at - paused_at, publish_s=loaded_at - published_at, verify_gap=verify_gap
+        )
+
+    async def _transfer(self, version: int, pending: dict[str, str]) -> None:
+        update = WeightUpdate(version=version, transport=self._transport, manifest=self._manifest)
+        await self._both(version, pending, "transfer", self._trainer.publish(update), self._engines.load(update))
+
+    async def _verify(self, version: int, pending: dict[str, str]) -> float | None:
+        """Compare both sides on the probe; the first push is always verified."""
+        if self._num_pushes > 0 and (self._verify_every == 0 or self._num_pushes % self._verify_every != 0):
+            return None
+        trainer, engines = self._trainer.score(self._probe), self._engines.score(self._probe)
+        expected, by_engine = await self._both(version, pending, "verification", trainer, engines)
+        return self._largest_gap(version, expected, by_engine)
+
+    async def _both(
+        self, version: int, pending: dict[str, str], what: str, trainer: Awaitable[A], engines: Awaitable[B]
+    ) -> tuple[A, B]:
+        """Await both sides; the first failure cancels the other side and is raised with the name of its own."""
+        failures: list[tuple[str, Exception]] = []
+        tasks: dict[str, asyncio.Task[Any]] = {}
+
+        async def one(side: str, work: Awaitable[Any]) -> Any:
+            pending[side] = what
+            try:
+                return await work
+            except Exception as error:  # noqa: BLE001 -- raised below, with its side
+                failures.append((side, error))
+                for other in tasks.keys() - {side}:
+                    tasks[other].cancel()
+            finally:
+                del pending[side]
+
+        async with asyncio.TaskGroup() as group:
+            tasks["trainer"] = group.create_task(one("trainer", trainer))
+            tasks["engines"] = group.create_task(one("engines", engines))
+        if failures:
+            side, error = failures[0]
+            raise WeightSyncError(f"{what} of version {version} failed on the side of the {side}: {error}") from error
+        return tasks["trainer"].result(), tasks["engines"].result()
+
+    def _largest_gap(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> float:
+        largest = 0.0
+        for engine, found in by_engine.items():
+            gap = max(abs(a - b) for a, b in zip(expected, found, strict=True))
+            if not gap <= self._tolerance:  # also refuses NaN
+                raise WeightSyncError(
+                    f"{engine} does not serve the trainer's weights of version {version}: on {len(expected)} probe tokens "
+                    f"a log-probability differs by {gap:.3g}, above weights.verify_tolerance = {self._tolerance:g}"
+                )
+            largest = max(largest, gap)
+        return largest
