@@ -54,6 +54,8 @@ class PipelineConfig(_Table, frozen=True, kw_only=True):
     """G: optimiser steps per round in conventional mode."""
     rollout_timeout_s: PositiveFloat = 300.0
     """Deadline of one prompt's whole rollout, scoring included; past it the rollout is dropped and counted."""
+    max_consecutive_drops: Positive = 100
+    """Rollouts in a row that come to nothing before the run ends with their reason."""
 
 
 class EngineConfig(_Table, frozen=True, kw_only=True):
@@ -212,6 +214,8 @@ class RewardConfig(_Table, frozen=True, kw_only=True):
     on_failure: Literal["drop", "stop"] = "drop"
     """What a failed or late call does: ``drop`` leaves the completion out of its group and counts it, ``stop`` ends the
     run. An exception that is a bug (TypeError, NameError, AttributeError, ...) always ends the run."""
+    max_failures: Positive = 64
+    """Failed calls in a row that end the run."""
     options: dict[str, Any] = {}
     """Keyword arguments of a reward that is made from options."""
 

@@ -1,16 +1,131 @@
-"""The reward protocol: an async (or plain) function of a completion and its prompt.
+"""The reward protocol: what judges one completion, and how one is made from its name and options.
 
-A reward returns a finite number, or None to abstain; anything else is a failure of the reward, never a 0. Plain
-functions run outside the event loop. A reward sees the completion only, never the prompt's text joined with it.
+A reward is called as ``reward(completion, prompt)``. It is either
+
+- a function, async or plain, whose keyword-only parameters are its options; or
+- a class whose constructor takes the options as keywords and whose instances are called. An instance may have
+  ``async open()`` and ``async close()``, ``required_fields``, ``concurrency`` and ``statistics()`` (see ``Reward``).
+
+It returns a finite number, or None to abstain. Anything else is a failure of the reward, never a 0. Plain functions run
+outside the event loop, in threads. A reward sees the completion's text alone, never joined with the prompt's.
+
+A reward that cannot judge now (a service is down, a worker died) raises RewardError, OSError or aiohttp's ClientError:
+that is counted, and ``on_failure`` decides. Any other exception is a bug in the reward and ends the run as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar, get_type_hints
 
+import msgspec
+
+from prl.errors import PluginError
+from prl.plugins import Registry, nearest
 from prl.types import Completion, Prompt
 
 Judgement = float | int | bool | None
-RewardFunction = Callable[[Completion, Prompt], Awaitable[Judgement]] | Callable[[Completion, Prompt], Judgement]
-F = TypeVar("F", bound=RewardFunction)
+RewardFunction = Callable[..., Awaitable[Judgement]] | Callable[..., Judgement]
+F = TypeVar("F", bound=Callable[..., Any])
+
+REGISTRY = Registry(
+    "reward",
+    "prl.rewards",
+    {
+        "answer": "prl.rewards.answer:Answer",
+        "format": "prl.rewards.format:Format",
+        "math": "prl.rewards.math:Math",
+    },
+)
+
+
+class Reward(msgspec.Struct, frozen=True, kw_only=True):
+    """A reward that is ready to be opened: found, of the right shape, its options bound."""
+
+    name: str
+    call: Callable[[Completion, Prompt], Any]
+    is_async: bool
+    required_fields: tuple[str, ...]
+    """Fields that a prompt must have (such as ``answer``); a row without one is refused when the data is loaded."""
+    concurrency: int | None
+    """Most calls that make sense at once, where the reward itself knows (its number of workers)."""
+    open: Callable[[], Awaitable[None]] | None
+    close: Callable[[], Awaitable[None]] | None
+    statistics: Callable[[], Mapping[str, float]] | None
+    """Counters of the reward's own, shown next to the scorer's."""
+
+
+def reward(name: str, *, required_fields: Sequence[str] = ()) -> Callable[[F], F]:
+    """Register a reward function or class under ``name``; it stays callable as it was.
+
+    ``required_fields`` are fields that every prompt must have: a row without one is refused when the data is loaded.
+    """
+
+    def decorate(target: F) -> F:
+        _check_shape(name, target)
+        if required_fields:
+            target.required_fields = tuple(required_fields)  # type: ignore[attr-defined]
+        return REGISTRY.register(name, target)
+
+    return decorate
+
+
+def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
+    """The reward ``name`` with ``options`` bound. Raises PluginError, and whatever its constructor raises."""
+    target = REGISTRY.find(name)
+    _check_shape(name, target)
+    arguments = _checked_options(name, target, options)
+    instance: Any = target(**arguments) if inspect.isclass(target) else functools.partial(target, **arguments)
+    return Reward(
+        name=name,
+        call=instance,
+        is_async=inspect.iscoroutinefunction(instance) or inspect.iscoroutinefunction(type(instance).__call__),
+        required_fields=tuple(getattr(target, "required_fields", ())),
+        concurrency=getattr(instance, "concurrency", None),
+        open=getattr(instance, "open", None),
+        close=getattr(instance, "close", None),
+        statistics=getattr(instance, "statistics", None),
+    )
+
+
+def _check_shape(name: str, target: Any) -> None:
+    """Raise PluginError unless ``target`` (or an instance of it) can be called as ``(completion, prompt)``."""
+    is_class = inspect.isclass(target)
+    if not callable(target) or (is_class and not any("__call__" in vars(base) for base in target.__mro__)):
+        raise PluginError(f"the reward {name!r} cannot be called: it is {target!r:.80}")
+    call = target.__call__ if is_class else target
+    parameters = [p for p in inspect.signature(call).parameters.values() if p.kind != p.KEYWORD_ONLY]
+    signature = inspect.Signature(parameters[1:] if is_class else parameters)
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise PluginError(
+            f"the reward {name!r} must take (completion, prompt), and options as keywords only; it takes {signature}"
+        ) from error
+
+
+def _checked_options(name: str, target: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the parameters' names and annotations: unknown, missing and wrongly typed ones are PluginErrors."""
+    constructor = target.__init__ if inspect.isclass(target) else target
+    parameters = {
+        p.name: p
+        for p in inspect.signature(target).parameters.values()
+        if p.kind == p.KEYWORD_ONLY or (inspect.isclass(target) and p.kind == p.POSITIONAL_OR_KEYWORD)
+    }
+    for key in options:
+        if key not in parameters:
+            takes = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
+            raise PluginError(f"the reward {name!r} has no option {key!r}{nearest(key, list(parameters))}; {takes}")
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
+    if missing:
+        raise PluginError(f"the reward {name!r} needs the option {missing[0]!r}")
+    hints = get_type_hints(constructor, include_extras=True)
+    checked = {}
+    for key, value in options.items():
+        try:
+            checked[key] = msgspec.convert(value, hints.get(key, Any))
+        except msgspec.ValidationError as error:
+            raise PluginError(f"the reward {name!r}, option {key!r}: {error}; got {value!r}") from error
+    return checked

@@ -1,0 +1,263 @@
+"""One completion to one verdict: every reward asked, each under its own limits, their results weighed and added.
+
+- A verdict is a Score, an Abstained or a ScoringFailed. A reward that fails is never a 0.
+- A bug in a reward (any exception that is no expected failure, see ``base.py``) leaves ``score`` as it was raised.
+- Waiting for a free slot of a reward (``concurrency``) is not counted against its ``timeout_s``; its call is.
+- Hung plain functions cost a thread each and are bounded: as many as ``concurrency``, then the run ends.
+- ``max_failures`` failed calls in a row, without one that worked, end the run: the reward is broken, not the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import numbers
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+import msgspec
+
+from prl.config import RewardConfig
+from prl.errors import ConfigError, RewardError
+from prl.rewards.base import Reward, make_reward
+from prl.rewards.threads import Threads
+from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
+
+OPEN_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 10.0
+
+
+class RewardStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What one reward did so far."""
+
+    calls: int
+    """Calls that ended, whichever way."""
+    mean: float
+    """Mean of the values it gave, before weighting; 0 before the first."""
+    abstained: int
+    failures: dict[str, int]
+    """Failed calls by reason."""
+    latency_mean_s: float
+    latency_max_s: float
+    stuck_threads: int
+    details: dict[str, float]
+    """The reward's own counters."""
+
+
+class Scorer:
+    """The rewards of a run. Making it finds and checks them; entering it starts what they need."""
+
+    def __init__(self, rewards: Sequence[RewardConfig]) -> None:
+        """Raises PluginError or MissingExtraError where a reward cannot be found, made or used here."""
+        if not rewards:
+            raise ConfigError('there is no reward: add a [[rewards]] table, such as name = "answer"')
+        seen: Counter[str] = Counter()
+        self._judges: list[_Judge] = []
+        for config in rewards:
+            seen[config.name] += 1
+            label = config.name if seen[config.name] == 1 else f"{config.name}_{seen[config.name]}"
+            self._judges.append(_Judge(label, config, make_reward(config.name, config.options)))
+        self._exits = AsyncExitStack()
+
+    @property
+    def required_fields(self) -> list[str]:
+        """Fields that every prompt must have for these rewards, sorted."""
+        return sorted({field for judge in self._judges for field in judge.reward.required_fields})
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as exits:
+            for judge in self._judges:
+                exits.push_async_callback(judge.close)
+                await judge.open()
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._exits.aclose()
+
+    async def score(self, completion: Completion, prompt: Prompt) -> Verdict:
+        """Judge one completion. Raises RewardError where the configuration says a failure ends the run."""
+        if len(self._judges) == 1:
+            outcomes = [await self._judges[0].judge(completion, prompt)]
+        else:
+            # The members return what went wrong as a value: on Python 3.11 and 3.12 a task group that closes on a
+            # failure can lose a cancellation that arrives meanwhile.
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(judge.judge(completion, prompt)) for judge in self._judges]
+            outcomes = [task.result() for task in tasks]
+        return self._weigh(outcomes, prompt)
+
+    def _weigh(self, outcomes: list[_Outcome], prompt: Prompt) -> Verdict:
+        for outcome in outcomes:
+            if isinstance(outcome, _Raised):
+                raise outcome.error
+        for kind in (ScoringFailed, Abstained):
+            for outcome in outcomes:
+                if isinstance(outcome, kind):
+                    return outcome
+        values = [outcome for outcome in outcomes if isinstance(outcome, float)]
+        parts = {judge.label: value for judge, value in zip(self._judges, values, strict=True)}
+        total = math.fsum(judge.config.weight * parts[judge.label] for judge in self._judges)
+        if not math.isfinite(total):
+            return ScoringFailed(
+                reason="reward_bad_value", message=f"the weighted sum for prompt {prompt.id} is {total}: {parts}"
+            )
+        return Score(reward=total, parts=parts)
+
+    def statistics(self) -> dict[str, RewardStatistics]:
+        """Per reward, by the name that also stands in ``Score.parts``."""
+        return {judge.label: judge.statistics() for judge in self._judges}
+
+
+class _Raised(msgspec.Struct, frozen=True):
+    """An exception that ends the run, carried as a value to the place that raises it."""
+
+    error: BaseException
+
+
+_Outcome = float | Abstained | ScoringFailed | _Raised
+
+
+class _Judge:
+    """One reward with its limits and its counters."""
+
+    def __init__(self, label: str, config: RewardConfig, reward: Reward) -> None:
+        self.label, self.config, self.reward = label, config, reward
+        self._width = min(config.concurrency, reward.concurrency or config.concurrency)
+        self._threads = Threads(f"prl-reward-{label}")
+        self._values = 0
+        self._sum = 0.0
+        self._abstained = 0
+        self._failures: Counter[str] = Counter()
+        self._failures_in_row = 0
+        self._latency_sum_s = 0.0
+        self._latency_max_s = 0.0
+
+    async def open(self) -> None:
+        self._slots = asyncio.Semaphore(self._width)
+        if self.reward.open is not None:
+            try:
+                async with asyncio.timeout(OPEN_TIMEOUT_S) as deadline:
+                    await self.reward.open()
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                raise RewardError(f"the reward {self.label!r} was not ready after {OPEN_TIMEOUT_S:g} s") from error
+
+    async def close(self) -> None:
+        self._threads.close()
+        if self.reward.close is not None:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.reward.close()
+
+    async def judge(self, completion: Completion, prompt: Prompt) -> _Outcome:
+        async with self._slots:
+            start = time.perf_counter()
+            outcome = await self._call(completion, prompt)
+            self._count(outcome, time.perf_counter() - start)
+        if isinstance(outcome, ScoringFailed):
+            return self._judge_failure(outcome)
+        return outcome
+
+    async def _call(self, completion: Completion, prompt: Prompt) -> _Outcome:
+        """One call under its deadline. Only a cancellation from outside is raised."""
+        try:
+            async with asyncio.timeout(self.config.timeout_s) as deadline:
+                value = await self._value(completion, prompt)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            return self._failed("reward_error", "cancelled itself", prompt)
+        except Exception as error:  # noqa: BLE001  (sorted right here into failures and bugs)
+            if deadline.expired():
+                return self._failed("reward_timeout", f"took over timeout_s = {self.config.timeout_s:g}", prompt)
+            if _is_failure(error):
+                return self._failed("reward_error", f"failed: {type(error).__name__}: {error}", prompt)
+            error.add_note(f"raised by the reward {self.label!r} on prompt {prompt.id}: {completion.text[-200:]!r}")
+            return _Raised(error)
+        if value is None:
+            return Abstained(reason="reward_abstained")
+        number = _finite(value)
+        if number is None:
+            return self._failed("reward_bad_value", f"gave {value!r:.80}, neither a finite number nor None", prompt)
+        return number
+
+    async def _value(self, completion: Completion, prompt: Prompt) -> Any:
+        if self.reward.is_async:
+            return await self.reward.call(completion, prompt)
+        value = await self._threads.run(self.reward.call, completion, prompt)
+        return await value if inspect.isawaitable(value) else value
+
+    def _failed(self, reason: str, what: str, prompt: Prompt) -> ScoringFailed:
+        return ScoringFailed(reason=reason, message=f"prompt {prompt.id}: the reward {self.label!r} {what}")
+
+    def _count(self, outcome: _Outcome, latency_s: float) -> None:
+        self._latency_sum_s += latency_s
+        self._latency_max_s = max(self._latency_max_s, latency_s)
+        if isinstance(outcome, ScoringFailed):
+            self._failures[outcome.reason] += 1
+            self._failures_in_row += 1
+            return
+        self._failures_in_row = 0
+        if isinstance(outcome, Abstained):
+            self._abstained += 1
+        elif isinstance(outcome, float):
+            self._values += 1
+            self._sum += outcome
+
+    def _judge_failure(self, failed: ScoringFailed) -> ScoringFailed | _Raised:
+        if self.config.on_failure == "stop":
+            return _Raised(RewardError(f"{failed.message}; rewards.on_failure is 'stop'"))
+        if self._failures_in_row >= self.config.max_failures:
+            return _Raised(
+                RewardError(
+                    f"the reward {self.label!r} failed {self._failures_in_row} times in a row "
+                    f"(rewards.max_failures = {self.config.max_failures}); the last time: {failed.message}"
+                )
+            )
+        if self._threads.num_stuck >= self._width:
+            return _Raised(
+                RewardError(
+                    f"{self._threads.num_stuck} calls of the reward {self.label!r} hang and cannot be ended: make it "
+                    f"async, or give what it waits for a deadline below timeout_s = {self.config.timeout_s:g}"
+                )
+            )
+        return failed
+
+    def statistics(self) -> RewardStatistics:
+        failures = dict(self._failures)
+        calls = self._values + self._abstained + sum(failures.values())
+        return RewardStatistics(
+            calls=calls,
+            mean=self._sum / self._values if self._values else 0.0,
+            abstained=self._abstained,
+            failures=failures,
+            latency_mean_s=self._latency_sum_s / calls if calls else 0.0,
+            latency_max_s=self._latency_max_s,
+            stuck_threads=self._threads.num_stuck,
+            details=dict(self.reward.statistics()) if self.reward.statistics is not None else {},
+        )
+
+
+def _is_failure(error: Exception) -> bool:
+    """Whether the world failed (a service, a worker, a file) and not the reward's code."""
+    aiohttp: Any = sys.modules.get("aiohttp")  # an aiohttp error can only come from an imported aiohttp
+    return isinstance(error, (OSError, RewardError)) or (aiohttp is not None and isinstance(error, aiohttp.ClientError))
+
+
+def _finite(value: Any) -> float | None:
+    """``value`` as a float where it is a finite number: int, float, bool, or a scalar of numpy or torch."""
+    if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

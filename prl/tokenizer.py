@@ -1,0 +1,96 @@
+"""Text to token ids, once, and back for people.
+
+- A prompt is rendered to ids in one place; nothing re-tokenises what was sampled.
+- A conversation follows the model's chat template alone and plain text follows the tokenizer alone, so a BOS that both
+  would add is never there twice. ``load`` checks on a probe that either way gives at most one.
+- The stop tokens are the union of what the tokenizer and the generation config call the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prl.errors import ConfigError
+
+_PROBE = "1"
+
+
+class Tokenizer:
+    """The model's tokenizer with its chat template."""
+
+    def __init__(self, tokenizer: Any, stop_token_ids: Sequence[int] = (), *, name: str = "the model") -> None:
+        """Wrap a transformers tokenizer; ``stop_token_ids`` come on top of its own. Raises ConfigError on two BOS."""
+        self._tokenizer, self._name = tokenizer, name
+        own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.stop_token_ids = sorted({*own, *stop_token_ids})
+        """Tokens that end a completion, ascending."""
+        self.has_template = bool(tokenizer.chat_template)
+        self.vocab_size = len(tokenizer)
+        """Number of ids the tokenizer knows, added tokens included."""
+        self._prefix = self._find_prefix()
+        self._check_bos("its tokenizer", self._prefix)
+        if self.has_template:
+            self._check_bos("its chat template", self.render([{"role": "user", "content": _PROBE}]))
+
+    @classmethod
+    def load(cls, model: str) -> Tokenizer:
+        """The tokenizer of a model folder or hub name. Raises ConfigError where there is none."""
+        from transformers import AutoTokenizer, GenerationConfig  # noqa: PLC0415  (seconds, and only needed here)
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ConfigError(
+                f"model {model!r} has no tokenizer that can be read ({reason}): name a folder with tokenizer.json, "
+                f"or a hub name that can be reached"
+            ) from error
+        try:
+            ends = GenerationConfig.from_pretrained(model).eos_token_id
+        except OSError:  # many models have no generation config
+            ends = None
+        if ends is None:
+            ends = []
+        return cls(tokenizer, [ends] if isinstance(ends, int) else ends, name=Path(model).name)
+
+    def render(self, messages: list[dict[str, str]]) -> list[int]:
+        """The conversation as ids, up to where the model's turn begins. Raises ConfigError without a chat template."""
+        return self.encode_rendered(self.render_text(messages))
+
+    def render_text(self, messages: list[dict[str, str]]) -> str:
+        """The conversation as the template writes it, special tokens included."""
+        if not self.has_template:
+            raise ConfigError(
+                f"{self._name} has no chat template, so messages cannot be rendered: give rows a 'prompt' string in "
+                f"place of 'messages' (and no data.system), or add chat_template.jinja to the model's folder"
+            )
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return str(text)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of text that has all its special tokens already."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, after the BOS (or other prefix) that the tokenizer puts before any text."""
+        return [*self._prefix, *self.encode_rendered(text)]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids without special tokens."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _find_prefix(self) -> list[int]:
+        """What the tokenizer puts before plain text. What it would put behind it would end a prompt: never used."""
+        bare, whole = self.encode_rendered(_PROBE), list(self._tokenizer.encode(_PROBE))
+        starts = [start for start in range(len(whole)) if whole[start : start + len(bare)] == bare]
+        return whole[: starts[0]] if starts else []
+
+    def _check_bos(self, whose: str, ids: list[int]) -> None:
+        bos = self._tokenizer.bos_token_id
+        if bos is not None and ids[:2] == [bos, bos]:
+            raise ConfigError(
+                f"{self._name}: {whose} puts two beginning-of-sequence tokens ({bos}) before a prompt; a model knows "
+                f"one: mend tokenizer_config.json or chat_template.jinja in the model's folder"
+            )
