@@ -1,0 +1,347 @@
+"""Many engines as one: placement, deadlines, and every promise of the engine protocol checked where it is relied on.
+
+Invariants:
+
+- A stream of the pool ends in exactly one way: one chunk with a finish, last; or one EngineError that names the engine;
+  or its consumer closed it. Whichever it is, the engine's stream is closed and uncounted before the pool's ends.
+- A stream is admitted only while the pool is not paused. Pausing shuts this gate before it asks the engines, and only a
+  resume of every engine opens it again, so no stream is ever admitted to engines that serve different versions.
+- The wait for a token has a deadline, which stands still while the pool is paused.
+- Pause, load, resume, connect and score are done by all engines or fail: the error names each engine that failed, the
+  others are not waited for. After a load that failed nothing resumes until one has succeeded.
+- Closing is bounded in time and reaches every engine, whatever state it is in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+import msgspec
+
+from prl.config import EngineConfig
+from prl.engines.base import Decoding, Engine
+from prl.errors import EngineDeadError, EngineError
+from prl.log import get_logger
+from prl.types import TokenChunk, WeightGroup, WeightUpdate
+
+CLOSE_TIMEOUT_S = 20.0
+"""Longest wait for one engine to close, and for one abandoned stream to end."""
+T = TypeVar("T")
+log = get_logger(__name__)
+
+
+class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of all engines; counters grow from the pool's start."""
+
+    versions: dict[str, int]
+    running: dict[str, int]
+    """Streams open now, by engine."""
+    waiting: int
+    """Streams that wait for the pool to resume."""
+    tokens_generated: int
+    busy_s: float
+    """Mean over the engines of the seconds with at least one open stream and not paused."""
+    busy_fraction: float
+    """``busy_s`` over the seconds since the pool was opened."""
+    paused: bool
+    dead: list[str]
+
+
+class EnginePool:
+    """See the module.
+
+    Args:
+        engines: at least one, in the order of their weight-transfer ranks.
+        config: placement and deadlines.
+        gate_timeout_s: longest wait of a new stream for a paused pool to resume; give it ``weights.timeout_s``.
+    """
+
+    def __init__(self, engines: Sequence[Engine], config: EngineConfig, *, gate_timeout_s: float) -> None:
+        self.engines = list(engines)
+        self.pending: dict[str, str] = {}
+        """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
+        self._config, self._gate_timeout_s = config, gate_timeout_s
+        self._running = [0] * len(self.engines)
+        self._home: dict[int, int] = {}
+        self._members: Counter[int] = Counter()
+        self._num_waiting = 0
+        self._gate = asyncio.Event()
+        self._token_deadlines: set[asyncio.Timeout] = set()
+        self._failed_load: str | None = None
+        self._opened_at = 0.0
+
+    async def open(self) -> None:
+        """Start all engines side by side. If one fails, all are closed and its error is raised."""
+        try:
+            await self._all("open", self._open_engine)
+        except BaseException:
+            await self.close()
+            raise
+        self._opened_at = asyncio.get_running_loop().time()
+        self._gate.set()
+
+    def weight_group(self, *, transport: str, address: str, port: int, timeout_s: float) -> WeightGroup:
+        """The group in which the trainer is rank 0 and the engines' workers are the ranks after it."""
+        world_size = 1 + sum(engine.num_workers for engine in self.engines)
+        return WeightGroup(transport=transport, address=address, port=port, world_size=world_size, timeout_s=timeout_s)
+
+    async def connect(self, group: WeightGroup) -> None:
+        """Join ``group`` with every engine. It meets the trainer there: connect both side by side."""
+        offsets, rank = {}, 1
+        for engine in self.engines:
+            offsets[engine.name] = rank
+            rank += engine.num_workers
+        await self._all("connect", lambda engine: engine.connect(group, offsets[engine.name]))
+
+    async def generate(
+        self, token_ids: list[int], decoding: Decoding, *, group: int
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Continue ``token_ids`` on the engine that ``engine.placement`` says. Iterate under ``contextlib.aclosing``.
+
+        Args:
+            token_ids: the prompt.
+            decoding: how to sample.
+            group: an id that the members of one group share.
+
+        Raises:
+            EngineError: the engine refused, broke the protocol, or gave no token for ``engine.token_timeout_s``.
+            EngineDeadError: the engine died.
+        """
+        await self._pass_gate()
+        index = self._place(group)
+        engine = self.engines[index]
+        try:
+            stream = engine.generate(token_ids, decoding)
+            try:
+                check = _StreamCheck(engine.name, decoding.max_tokens)
+                while (chunk := await self._next(engine, stream)) is not None:
+                    check.see(chunk)
+                    if chunk.finish is not None:
+                        # The finish is passed on once the stream has shown that it was the last chunk.
+                        check.see_after_finish(await self._next(engine, stream))
+                        yield chunk
+                        return
+                    yield chunk
+                check.refuse("ended without a finish")
+            finally:
+                await self._abandon(engine, stream)
+        finally:
+            self._leave(group, index)
+
+    async def pause(self) -> None:
+        """Admit no stream any more and stop every engine between two of its decode steps."""
+        self._gate.clear()
+        for deadline in self._token_deadlines:
+            if not deadline.expired():
+                deadline.reschedule(None)
+        await self._all("pause", lambda engine: engine.pause())
+
+    async def load(self, update: WeightUpdate) -> None:
+        """Receive ``update`` on every engine. The caller owns the deadline."""
+        self._failed_load = f"the load of version {update.version} did not complete on every engine"
+        await self._all(f"load of version {update.version}", lambda engine: engine.load(update))
+        self._failed_load = None
+
+    async def resume(self) -> None:
+        """Go on with every engine, then admit streams again."""
+        if self._failed_load is not None:
+            raise EngineError(f"the engines cannot resume: {self._failed_load}")
+        await self._all("resume", lambda engine: engine.resume())
+        until = asyncio.get_running_loop().time() + self._config.token_timeout_s
+        for deadline in self._token_deadlines:
+            if not deadline.expired():
+                deadline.reschedule(until)
+        self._gate.set()
+
+    async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
+        """Log-probability of each token after the first under the current weights, by engine name."""
+        return await self._all("score", lambda engine: engine.score(token_ids))
+
+    async def failed(self) -> str:
+        """Wait until an engine is dead, then return which and why, with its last log lines."""
+        async with asyncio.TaskGroup() as group:
+            watches = {engine.name: group.create_task(engine.failed()) for engine in self.engines}
+            await asyncio.wait(watches.values(), return_when=asyncio.FIRST_COMPLETED)
+            name, why = next((name, watch.result()) for name, watch in watches.items() if watch.done())
+            for watch in watches.values():
+                watch.cancel()
+        return f"{name} is dead: {why}"
+
+    def statistics(self) -> PoolStatistics:
+        """What the engines hold and did so far."""
+        snapshots = {engine.name: engine.statistics() for engine in self.engines}
+        busy_s = sum(s.busy_s for s in snapshots.values()) / len(snapshots)
+        open_s = asyncio.get_running_loop().time() - self._opened_at
+        return PoolStatistics(
+            versions={name: s.version for name, s in snapshots.items()},
+            running={engine.name: count for engine, count in zip(self.engines, self._running, strict=True)},
+            waiting=self._num_waiting,
+            tokens_generated=sum(s.tokens_generated for s in snapshots.values()),
+            busy_s=busy_s,
+            busy_fraction=busy_s / open_s if open_s > 0 else 0.0,
+            paused=not self._gate.is_set(),
+            dead=[name for name, s in snapshots.items() if s.dead],
+        )
+
+    def describe(self) -> str:
+        """One line for people: what each engine holds and what it has not answered."""
+        now = self.statistics()
+        engines = [f"{name} ({count} streams{', dead' * (name in now.dead)})" for name, count in now.running.items()]
+        waits = [f"{name} has not answered {call}" for name, call in self.pending.items()]
+        gate = [f"{now.waiting} streams wait for the engines to resume"] if now.waiting else []
+        return "; ".join([", ".join(engines) + (" paused" if now.paused else ""), *gate, *waits])
+
+    async def close(self) -> None:
+        """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
+        self._gate.clear()
+        async with asyncio.TaskGroup() as group:
+            for engine in self.engines:
+                group.create_task(self._close_engine(engine))
+
+    async def _open_engine(self, engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s) as deadline:
+                await engine.open()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            limit = f"{self._config.start_timeout_s:g} s (engine.start_timeout_s)"
+            raise EngineError(f"{engine.name} was not ready within {limit}") from None
+
+    async def _close_engine(self, engine: Engine) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await engine.close()
+        except Exception as error:  # noqa: BLE001 - raised, it would stand in for the error that ends the run
+            log.warning("an engine did not close", engine=engine.name, error=repr(error))
+
+    async def _all(self, call: str, work: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
+        """Do ``work`` with every engine side by side; the first failure cancels the rest.
+
+        Failures are gathered as values, so that no task group closes on one (see ``failure.py``).
+        """
+        results: dict[str, T] = {}
+        failures: dict[str, Exception] = {}
+        tasks: dict[str, asyncio.Task[None]] = {}
+        self.pending = {engine.name: call for engine in self.engines}
+
+        async def one(engine: Engine) -> None:
+            try:
+                results[engine.name] = await work(engine)
+            except Exception as error:  # noqa: BLE001 - raised below, together with the other engines' failures
+                failures[engine.name] = error
+                for name in tasks.keys() - {engine.name}:
+                    tasks[name].cancel()
+            del self.pending[engine.name]
+
+        async with asyncio.TaskGroup() as group:
+            for engine in self.engines:
+                tasks[engine.name] = group.create_task(one(engine))
+        if failures:
+            self.pending = {}
+            raise _as_one(call, failures, len(self.engines))
+        return results
+
+    async def _pass_gate(self) -> None:
+        if self._gate.is_set():
+            return
+        self._num_waiting += 1
+        try:
+            async with asyncio.timeout(self._gate_timeout_s):
+                while not self._gate.is_set():
+                    await self._gate.wait()
+        except TimeoutError:
+            limit = f"{self._gate_timeout_s:g} s (weights.timeout_s)"
+            raise EngineError(f"a stream waited {limit} for the engines to resume") from None
+        finally:
+            self._num_waiting -= 1
+
+    def _place(self, group: int) -> int:
+        """Choose an engine and count the stream there."""
+        alive = [i for i, engine in enumerate(self.engines) if not engine.statistics().dead]
+        if not alive:
+            raise EngineDeadError("every engine is dead")
+        index = min(alive, key=self._running.__getitem__)
+        if self._config.placement == "together":
+            index = self._home.setdefault(group, index)
+            self._members[group] += 1
+        self._running[index] += 1
+        return index
+
+    def _leave(self, group: int, index: int) -> None:
+        self._running[index] -= 1
+        if self._config.placement == "together":
+            self._members[group] -= 1
+            if not self._members[group]:
+                del self._members[group], self._home[group]
+
+    async def _next(self, engine: Engine, stream: AsyncGenerator[TokenChunk, None]) -> TokenChunk | None:
+        """The stream's next chunk, or None at its end."""
+        limit_s = self._config.token_timeout_s
+        try:
+            async with asyncio.timeout(limit_s if self._gate.is_set() else None) as deadline:
+                self._token_deadlines.add(deadline)
+                try:
+                    return await anext(stream, None)
+                finally:
+                    self._token_deadlines.discard(deadline)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            limit = f"{limit_s:g} s (engine.token_timeout_s)"
+            raise EngineError(f"{engine.name} gave an open stream no token for {limit}") from None
+
+    async def _abandon(self, engine: Engine, stream: AsyncGenerator[TokenChunk, None]) -> None:
+        """Make the engine free the stream; one that cannot be freed must not hold up its consumer for ever."""
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S) as deadline, aclosing(stream):
+                pass
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            raise EngineError(f"{engine.name} did not free a stream within {CLOSE_TIMEOUT_S:g} s") from None
+
+
+class _StreamCheck:
+    """What the protocol promises of one stream: one finish, at the end; versions that never decrease; a length."""
+
+    def __init__(self, engine: str, max_tokens: int) -> None:
+        self._engine, self._max_tokens = engine, max_tokens
+        self._num_tokens = 0
+        self._version: int | None = None
+
+    def see(self, chunk: TokenChunk) -> None:
+        """Check the next chunk."""
+        self._num_tokens += len(chunk.token_ids)
+        if self._num_tokens > self._max_tokens:
+            self.refuse(f"gave {self._num_tokens} tokens where {self._max_tokens} were allowed")
+        if self._version is not None and chunk.version < self._version:
+            self.refuse(f"stamped version {chunk.version} after version {self._version}")
+        self._version = chunk.version
+
+    def see_after_finish(self, chunk: TokenChunk | None) -> None:
+        """Check what came after the finish: nothing may."""
+        if chunk is not None:
+            self.refuse("went on after its finish")
+
+    def refuse(self, what: str) -> None:
+        """Raise the EngineError for a stream that did ``what``."""
+        raise EngineError(f"{self._engine} broke the protocol: a stream {what} (token {self._num_tokens})")
+
+
+def _as_one(call: str, failures: dict[str, Exception], num_engines: int) -> Exception:
+    """One error for all: a bug as it is, else an EngineError that names each engine."""
+    for error in failures.values():
+        if not isinstance(error, EngineError):
+            return error
+    dead = any(isinstance(error, EngineDeadError) for error in failures.values())
+    what = "; ".join(f"{name}: {error}" for name, error in failures.items())
+    combined = (EngineDeadError if dead else EngineError)(
+        f"{call} failed on {len(failures)} of {num_engines} engines: {what}"
+    )
+    combined.__cause__ = next(iter(failures.values()))
+    return combined
