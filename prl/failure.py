@@ -14,8 +14,8 @@ arrives while a nested group is closing on a failure can be lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from prl.errors import PrlError
@@ -65,3 +65,56 @@ class FirstFailure:
             raise
         finally:
             del self._waiting[task]
+
+
+class SideError(Exception):
+    """One of several things done together failed; ``error`` is how, ``side`` which."""
+
+    def __init__(self, side: str, error: Exception) -> None:
+        super().__init__(f"{side}: {error}")
+        self.side, self.error = side, error
+
+
+async def together(pending: dict[str, str], what: str, **sides: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+    """Do things side by side: all results by side, or SideError with the first failure, the others cancelled.
+
+    ``pending[side] = what`` stands while a side is under way, and stays when it is cancelled, so that whoever owns the
+    deadline can name who had not answered.
+    """
+    failures: list[SideError] = []
+    tasks: dict[str, asyncio.Task[Any]] = {}
+
+    async def one(side: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        pending[side] = what
+        result = None
+        try:
+            result = await work()
+        except Exception as error:  # noqa: BLE001 -- raised below, with its side
+            failures.append(SideError(side, error))
+            for other in tasks.keys() - {side}:
+                tasks[other].cancel()
+        del pending[side]
+        return result
+
+    async with asyncio.TaskGroup() as group:
+        for side, work in sides.items():
+            tasks[side] = group.create_task(one(side, work))
+    if failures:
+        raise failures[0] from failures[0].error
+    return {side: task.result() for side, task in tasks.items()}
+
+
+@asynccontextmanager
+async def running(loop: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run ``loop`` while the body runs, then cancel it. An exception of the body leaves as it is, in no group."""
+    raised: Exception | None = None
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(loop)
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 -- raised below, outside the group that would wrap it
+            raised = error
+        finally:
+            task.cancel()
+    if raised is not None:
+        raise raised

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -58,6 +59,14 @@ def signal_group(pid: int, number: int) -> None:
     """Send a signal to the group that ``pid`` leads, if any of it is left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def free_port(host: str) -> int:
+    """A TCP port of ``host`` that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class Child:

@@ -13,18 +13,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
 from prl.errors import WeightSyncError
+from prl.failure import SideError, together
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
-
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 class Receivers(Protocol):
@@ -79,6 +75,8 @@ class WeightSync:
         self._probe, self._tolerance, self._verify_every = probe, tolerance, verify_every
         self._timeout_s = timeout_s
         self._num_pushes = 0
+        self.version = -1
+        """The version that every engine serves; -1 before the first push."""
         self._under_way: str | None = None
 
     async def push(self, version: int) -> PushReport:
@@ -101,12 +99,15 @@ class WeightSync:
                 resumed_at = clock()
                 pending.clear()
                 verify_gap = await self._verify(version, pending)
+        except SideError as failed:
+            raise WeightSyncError(f"{self._under_way} failed on the side of the {failed}") from failed.error
         except TimeoutError:
             waits = ", ".join(f"{side} ({what})" for side, what in pending.items())
             raise WeightSyncError(
                 f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; still waiting: {waits}"
             ) from None
         self._under_way = None
+        self.version = version
         self._num_pushes += 1
         return PushReport(
             version=version, pause_s=resumed_at - paused_at, publish_s=loaded_at - published_at, verify_gap=verify_gap
@@ -114,41 +115,24 @@ class WeightSync:
 
     async def _transfer(self, version: int, pending: dict[str, str]) -> None:
         update = WeightUpdate(version=version, transport=self._transport, manifest=self._manifest)
-        await self._both(version, pending, "transfer", self._trainer.publish(update), self._engines.load(update))
+        await together(
+            pending,
+            "transfer",
+            trainer=lambda: self._trainer.publish(update),
+            engines=lambda: self._engines.load(update),
+        )
 
     async def _verify(self, version: int, pending: dict[str, str]) -> float | None:
         """Compare both sides on the probe; the first push is always verified."""
         if self._num_pushes > 0 and (self._verify_every == 0 or self._num_pushes % self._verify_every != 0):
             return None
-        trainer, engines = self._trainer.score(self._probe), self._engines.score(self._probe)
-        expected, by_engine = await self._both(version, pending, "verification", trainer, engines)
-        return self._largest_gap(version, expected, by_engine)
-
-    async def _both(
-        self, version: int, pending: dict[str, str], what: str, trainer: Awaitable[A], engines: Awaitable[B]
-    ) -> tuple[A, B]:
-        """Await both sides; the first failure cancels the other side and is raised with the name of its own."""
-        failures: list[tuple[str, Exception]] = []
-        tasks: dict[str, asyncio.Task[Any]] = {}
-
-        async def one(side: str, work: Awaitable[Any]) -> Any:
-            pending[side] = what
-            try:
-                return await work
-            except Exception as error:  # noqa: BLE001 -- raised below, with its side
-                failures.append((side, error))
-                for other in tasks.keys() - {side}:
-                    tasks[other].cancel()
-            finally:
-                del pending[side]
-
-        async with asyncio.TaskGroup() as group:
-            tasks["trainer"] = group.create_task(one("trainer", trainer))
-            tasks["engines"] = group.create_task(one("engines", engines))
-        if failures:
-            side, error = failures[0]
-            raise WeightSyncError(f"{what} of version {version} failed on the side of the {side}: {error}") from error
-        return tasks["trainer"].result(), tasks["engines"].result()
+        scores = await together(
+            pending,
+            "verification",
+            trainer=lambda: self._trainer.score(self._probe),
+            engines=lambda: self._engines.score(self._probe),
+        )
+        return self._largest_gap(version, scores["trainer"], scores["engines"])
 
     def _largest_gap(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> float:
         largest = 0.0
@@ -156,8 +140,8 @@ class WeightSync:
             gap = max(abs(a - b) for a, b in zip(expected, found, strict=True))
             if not gap <= self._tolerance:  # also refuses NaN
                 raise WeightSyncError(
-                    f"{engine} does not serve the trainer's weights of version {version}: on {len(expected)} probe tokens "
-                    f"a log-probability differs by {gap:.3g}, above weights.verify_tolerance = {self._tolerance:g}"
+                    f"{engine} does not serve the trainer's weights of version {version}: on {len(expected)} tokens a"
+                    f" log-probability differs by {gap:.3g}, above weights.verify_tolerance = {self._tolerance:g}"
                 )
             largest = max(largest, gap)
         return largest

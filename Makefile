@@ -1,0 +1,59 @@
+# Two commands: `make run` teaches a small model arithmetic, `make test` passes the tests. Both set up what they need.
+#
+#   PYTHON=python3.11     the interpreter to build .venv with: the lock is for 3.11 (by hand, prl takes newer ones too)
+#   TORCH_INDEX=URL       an index that has the CPU build of torch, where yours has only the CUDA build
+#   CONFIG=FILE           what `make run` runs
+#   ARGS="..."            more arguments for `make run` and `make test`
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+TORCH_INDEX ?=
+CONFIG ?= configs/math.toml
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
+UV_COMPILE := uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra cpu --extra dev --extra math
+
+.PHONY: run test lint bench clean setup lock
+
+run: $(READY)
+	$(BIN)/prl run $(CONFIG) $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: $(READY)
+
+# The stamp is made last, so an interrupted set-up starts over and a finished one costs nothing.
+$(READY): locks/cpu.txt locks/torch.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info[:2] != (3, 11) and \
+	  f"The lock is for Python 3.11 and {sys.executable} is {v}: make PYTHON=/path/to/python3.11")'
+	@echo "Setting up $(VENV): about two minutes and 4 GB, once."
+	@rm -f $(READY)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r locks/torch.txt || { echo; \
+	  echo "No CPU build of torch was found. Name an index that has it (PyTorch's own: pytorch.org, Get started, CPU):"; \
+	  echo "  make $(MAKECMDGOALS) TORCH_INDEX=URL"; exit 1; }
+	@$(PIP) --require-hashes -r locks/cpu.txt
+	@$(PIP) --no-build-isolation --editable .
+	@touch $(READY)
+
+# torch stands in a lock of its own, without a hash, since each index has another build of it. The torch companions are
+# left out: no build of them matches this torch, and with them transformers does not import.
+lock:
+	$(UV_COMPILE) --generate-hashes --no-emit-package torch --no-emit-package torchvision --no-emit-package torchaudio \
+	  --no-emit-package torchcodec --custom-compile-command "make lock" -o locks/cpu.txt
+
+bench: $(READY)
+	@for file in benchmarks/*.py; do $(BIN)/python $$file --quick --out $${file%.py}.json || exit 1; done
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,247 @@
+"""The map: how a prompt becomes a new version of the weights while the engines go on sampling.
+
+            source           engines (pool)          scorer              buffer                trainer
+    admit ---prompt---> rollout ---chunks---> fold ---score---> finish | drop
+      ^                                                           |
+      |                                              step: take --+--> batch --> train --> v+1
+      |                                                                                     |
+      +------------------- release <--- engines serve v+1 <--- push (pause, load, resume) --+
+
+    loop      consumes               waits for                 is unblocked by             produces
+    admit     prompts, free slots    a free slot               release, drop               rollout tasks
+    rollout   one prompt             its streams and scores    the engines, the rewards    a group, or a drop
+    step      finished groups        the next batch's groups   finish                      version v+1, a report
+    watch     engines, trainer       the end of any of them    a death                     the run's failure
+    pulse     progress counters      time                      time                        loop lag, StallError
+
+Every loop is a task of one group; what fails first is raised from ``step()`` as it was (``failure.py``). How far the
+lag can go is proven in ``buffer.py``. This file knows neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from prl.buffer import Buffer, Ticket
+from prl.engines.pool import EnginePool
+from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
+from prl.failure import FirstFailure
+from prl.log import get_logger
+from prl.metrics import Meter, StepReport, lag_of, step_report
+from prl.rollout import Done, Rollout
+from prl.sync import PushReport, WeightSync
+from prl.trainer.base import Trainer
+from prl.types import Batch, Group, Prompt
+
+PULSE_S = 0.1
+LOOP_LAG_WARNING_S = 0.5
+
+log = get_logger(__name__)
+
+
+class Source(Protocol):
+    """Where prompts come from, in an order that depends on the seed only."""
+
+    @property
+    def cursor(self) -> int:
+        """Id of the prompt that ``next`` gives."""
+        ...
+
+    def next(self) -> Prompt:
+        """The next prompt in order of admission."""
+        ...
+
+    def seek(self, cursor: int) -> None:
+        """Continue at the prompt with this id."""
+        ...
+
+
+class Pacing(msgspec.Struct, frozen=True, kw_only=True):
+    """How generation and training take turns."""
+
+    groups_per_step: int
+    steps_per_round: int = 1
+    """Batches taken at once and optimiser steps between two pushes: 1, or G of the conventional mode."""
+    max_consecutive_drops: int = 100
+    stall_timeout_s: float = 120.0
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step trained, and its numbers."""
+
+    report: StepReport
+    groups: list[Group]
+    num_versions_max: int
+    """Most weight versions in one sample."""
+
+
+class Controller:
+    """Runs the loops and takes the steps. ``run()`` is a task of the caller's group; ``step()`` is the clock."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        engines: EnginePool,
+        trainer: Trainer,
+        rollout: Rollout,
+        buffer: Buffer,
+        make_batch: Callable[[int, list[Group]], Awaitable[Batch]],
+        sync: WeightSync,
+        pacing: Pacing,
+        failure: FirstFailure,
+        first_step: int,
+    ) -> None:
+        self._source, self._engines, self._trainer = source, engines, trainer
+        self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
+        self._pacing, self._failure = pacing, failure
+        self.step_number = first_step
+        """Completed optimiser steps."""
+        self._untrained: dict[Ticket, Prompt] = {}
+        self._issue_again: deque[Prompt] = deque()
+        self._round: deque[tuple[Ticket, Group]] = deque()
+        self._consecutive_drops = 0
+        self._reported_drops: Counter[str] = Counter()
+        self._waits_for_batch = False
+        self._clock = asyncio.get_running_loop().time
+        self.meter = Meter(self._clock, self._engine_counters)
+
+    # ---- the loops ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Admit, watch and keep time until cancelled."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._failure.guard("admit", self._admit()))
+            loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
+            loops.create_task(self._failure.guard("trainer watch", self._watch_trainer()))
+            loops.create_task(self._failure.guard("pulse", self._pulse()))
+
+    async def _admit(self) -> None:
+        async with asyncio.TaskGroup() as rollouts:
+            while True:
+                ticket = await self._buffer.admit()
+                prompt = self._issue_again.popleft() if self._issue_again else self._source.next()
+                self._untrained[ticket] = prompt
+                rollouts.create_task(self._roll_out(ticket, prompt))
+
+    async def _roll_out(self, ticket: Ticket, prompt: Prompt) -> None:
+        """One prompt to its outcome; whatever else happens is the run's failure."""
+        try:
+            outcome = await self._rollout(prompt)
+        except Exception as error:  # noqa: BLE001 -- kept and raised from step()
+            self._failure.set(error)
+            return
+        if isinstance(outcome, Done):
+            self._consecutive_drops = 0
+            self._buffer.finish(ticket, outcome.group)
+            return
+        log.warning("rollout dropped", prompt=prompt.id, reason=outcome.reason, message=outcome.message)
+        self._consecutive_drops += 1
+        del self._untrained[ticket]
+        self._buffer.drop(ticket)
+        if self._consecutive_drops >= self._pacing.max_consecutive_drops:
+            message = f"{self._consecutive_drops} rollouts in a row came to nothing; the last: {outcome.message}"
+            self._failure.set(PrlError(message))
+
+    async def _watch_engines(self) -> None:
+        raise EngineDeadError(await self._engines.failed())
+
+    async def _watch_trainer(self) -> None:
+        raise TrainerError(await self._trainer.failed())
+
+    async def _pulse(self) -> None:
+        """Measure the loop's lag, and end the run when a step waits for its batch and nothing moves."""
+        progress, since = self._progress(), self._clock()
+        while True:
+            asleep_at = self._clock()
+            await asyncio.sleep(PULSE_S)
+            now = self._clock()
+            lag_s = now - asleep_at - PULSE_S
+            self.meter.loop_lag_s = max(self.meter.loop_lag_s, lag_s)
+            if lag_s > LOOP_LAG_WARNING_S:
+                log.warning("the event loop was blocked", seconds=round(lag_s, 3))
+            if (latest := self._progress()) != progress or not self._waits_for_batch:
+                progress, since = latest, now
+            elif now - since > self._pacing.stall_timeout_s:
+                raise StallError(f"nothing moved for {now - since:.0f} s (run.stall_timeout_s): {self.why()}")
+
+    # ---- the step ----------------------------------------------------------------------------------------------------
+
+    async def step(self) -> Step:
+        """Take a batch, train on it, push the new version, release its slots, report."""
+        with self._failure.interrupts():
+            taken = await self._take()
+            groups = [group for _, group in taken]
+            batch = await self._make_batch(self.step_number, groups)
+            trained = await self._trainer.train(batch)
+            for ticket, _ in taken:
+                del self._untrained[ticket]
+            self.step_number += 1
+            pushed = await self._push_at_end_of_round()
+            lag = lag_of(batch)
+            report = step_report(
+                groups, lag, trained, pushed, timing=self.meter.lap(), dropped=self._drops_since_last_report()
+            )
+            return Step(report=report, groups=groups, num_versions_max=lag.num_versions_max)
+
+    async def _take(self) -> list[tuple[Ticket, Group]]:
+        """The groups of one step; a round of batches is taken as one."""
+        size = self._pacing.groups_per_step
+        if not self._round:
+            waits_since, self._waits_for_batch = self._clock(), True
+            try:
+                self._round.extend(await self._buffer.take(size * self._pacing.steps_per_round))
+            finally:
+                self._waits_for_batch = False
+            self.meter.wait_batch_s = self._clock() - waits_since
+        return [self._round.popleft() for _ in range(size)]
+
+    async def _push_at_end_of_round(self) -> PushReport | None:
+        """Push, then release: a slot is free only when the weights trained on it serve."""
+        if self._round:
+            return None
+        pushed = await self._sync.push(self.step_number)
+        self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
+        return pushed
+
+    # ---- state -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs to go on: the cursor, and the prompts admitted before it and not trained yet."""
+        return {"cursor": self._source.cursor, "untrained": [*self._issue_again, *self._untrained.values()]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``: prompts that were under way are issued again, first. Before ``run`` only."""
+        self._source.seek(state["cursor"])
+        self._issue_again.extend(msgspec.convert(state["untrained"], list[Prompt]))
+
+    def why(self) -> str:
+        """Who waits for whom, as a chain."""
+        if not self._waits_for_batch:
+            return f"step {self.step_number} is in the trainer or in the weight update"
+        late = self._buffer.waiting_for(self._pacing.groups_per_step * self._pacing.steps_per_round)
+        prompts = ", ".join(str(self._untrained[ticket].id) for ticket in late[:8])
+        slots = self._buffer.statistics()
+        return (
+            f"the trainer waits for batch {self.step_number} <- prompts {prompts or 'not admitted yet'} <- "
+            f"{self._engines.describe()}; of {slots.num_slots} slots {slots.running} are running, {slots.finished} "
+            f"finished, {slots.taken} taken"
+        )
+
+    def _progress(self) -> Sequence[object]:
+        tokens, _ = self._engine_counters()
+        return tokens, self._buffer.statistics(), self.step_number
+
+    def _engine_counters(self) -> tuple[int, float]:
+        statistics = self._engines.statistics()
+        return statistics.tokens_generated, statistics.busy_s
+
+    def _drops_since_last_report(self) -> dict[str, int]:
+        drops = self._rollout.members_dropped - self._reported_drops
+        self._reported_drops = Counter(self._rollout.members_dropped)
+        return dict(drops)

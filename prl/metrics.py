@@ -1,0 +1,171 @@
+"""The numbers of a step: what ``metrics.jsonl`` holds, and how each is counted.
+
+Lag is measured where it matters, at training time: the step trained minus the version of a token. ``lag_max`` speaks of
+the oldest token of any sample of the step, ``lag_mean`` of all trained tokens. Rates are per second of the step's wall
+time; ``trainer_busy`` and ``engine_busy`` are shares of it (the engines' is a mean over engines).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from prl.sync import PushReport
+from prl.trainer.base import TrainReport
+from prl.types import Batch, Group
+
+
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of ``metrics.jsonl``. Step N is the N-th completed update, counted from 1; version N is its result."""
+
+    step: int
+    version: int
+    time_s: float
+    """Wall time of the step."""
+    reward_mean: float
+    reward_std: float
+    samples: int
+    """Sequences trained."""
+    tokens_generated: int
+    """By the engines during the step, dropped ones included."""
+    tokens_trained: int
+    lag_max: int
+    lag_mean: float
+    ess: float
+    kl_behaviour: float
+    clip_frac: float
+    entropy: float
+    loss: float
+    grad_norm: float
+    lr: float
+    length_mean: float
+    """Sampled tokens per sequence."""
+    gen_tok_s: float
+    train_tok_s: float
+    trainer_busy: float
+    engine_busy: float
+    wait_batch_s: float
+    """The trainer waited this long for the batch."""
+    pause_s: float
+    """The engines stood still this long for the update."""
+    publish_s: float
+    loop_lag_ms: float
+    """Longest delay of the event loop's heartbeat during the step."""
+    dropped: dict[str, int]
+    """Completions that came to nothing since the last step, by reason; ``dropped_<reason>`` in the file."""
+
+    def line(self) -> dict[str, object]:
+        """The flat object written to ``metrics.jsonl``."""
+        flat = msgspec.structs.asdict(self)
+        dropped: dict[str, int] = flat.pop("dropped")
+        return {**flat, **{f"dropped_{reason}": count for reason, count in dropped.items()}}
+
+
+class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How stale the tokens of one batch are, and how many versions wrote one sample."""
+
+    max: int
+    mean: float
+    num_versions_max: int
+
+
+def lag_of(batch: Batch) -> LagSummary:
+    """Lag of each trained token: ``batch.step`` minus the version that sampled it."""
+    lags = [
+        batch.step - version
+        for sample in batch.samples
+        for version, mask in zip(sample.versions, sample.loss_mask, strict=True)
+        if mask
+    ]
+    return LagSummary(
+        max=max(lags, default=0),
+        mean=statistics.fmean(lags) if lags else 0.0,
+        num_versions_max=max((len({v for v in sample.versions if v >= 0}) for sample in batch.samples), default=0),
+    )
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a step went, and what the engines did meanwhile."""
+
+    step_s: float
+    wait_batch_s: float
+    engine_busy: float
+    tokens_generated: int
+    loop_lag_ms: float
+
+
+class Meter:
+    """Times a step and reads what the engines did meanwhile.
+
+    A lap runs from the end of one step to the end of the next, so that nothing the engines do in between is lost.
+    """
+
+    def __init__(self, clock: Callable[[], float], engines: Callable[[], tuple[int, float]]) -> None:
+        """``engines`` returns tokens generated and busy seconds (a mean over engines) since the start of the run."""
+        self._clock, self._engines = clock, engines
+        self.loop_lag_s = 0.0
+        self.wait_batch_s = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin a lap here."""
+        self._started_at, (self._tokens, self._busy_s) = self._clock(), self._engines()
+        self.loop_lag_s = self.wait_batch_s = 0.0
+
+    def lap(self) -> Timing:
+        """End the lap, begin the next, and say where the time went."""
+        elapsed_s, (tokens, busy_s) = max(self._clock() - self._started_at, 1e-9), self._engines()
+        timing = Timing(
+            step_s=elapsed_s,
+            wait_batch_s=self.wait_batch_s,
+            engine_busy=min(1.0, (busy_s - self._busy_s) / elapsed_s),
+            tokens_generated=tokens - self._tokens,
+            loop_lag_ms=1000 * self.loop_lag_s,
+        )
+        self.restart()
+        return timing
+
+
+def step_report(
+    groups: Sequence[Group],
+    lag: LagSummary,
+    trained: TrainReport,
+    pushed: PushReport | None,
+    *,
+    timing: Timing,
+    dropped: dict[str, int],
+) -> StepReport:
+    """Put one step's numbers together; ``pushed`` is None where the step's weights stay in the trainer for now."""
+    rewards = [score.reward for group in groups for score in group.scores]
+    lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
+    return StepReport(
+        step=trained.step + 1,
+        version=trained.step + 1,
+        time_s=timing.step_s,
+        reward_mean=statistics.fmean(rewards),
+        reward_std=statistics.pstdev(rewards),
+        samples=len(rewards),
+        tokens_generated=timing.tokens_generated,
+        tokens_trained=trained.tokens_trained,
+        lag_max=lag.max,
+        lag_mean=lag.mean,
+        ess=trained.ess,
+        kl_behaviour=trained.kl_behaviour,
+        clip_frac=trained.clip_frac,
+        entropy=trained.entropy,
+        loss=trained.loss,
+        grad_norm=trained.grad_norm,
+        lr=trained.lr,
+        length_mean=statistics.fmean(lengths),
+        gen_tok_s=timing.tokens_generated / timing.step_s,
+        train_tok_s=trained.tokens_trained / timing.step_s,
+        trainer_busy=min(1.0, trained.train_s / timing.step_s),
+        engine_busy=timing.engine_busy,
+        wait_batch_s=timing.wait_batch_s,
+        pause_s=pushed.pause_s if pushed else 0.0,
+        publish_s=pushed.publish_s if pushed else 0.0,
+        loop_lag_ms=timing.loop_lag_ms,
+        dropped=dropped,
+    )

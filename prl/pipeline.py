@@ -1,0 +1,349 @@
+"""The composition root and the embedding API.
+
+    async with prl.Pipeline(prl.load_config("configs/math.toml")) as pipeline:
+        for _ in range(100):
+            report = await pipeline.step()
+
+Entering starts engines and trainer side by side, pushes the first weights and proves them, evaluates, and starts the
+loops. Leaving without an exception evaluates again, writes a checkpoint and an export; leaving at all ends every
+process and writes ``summary.json``. The same path serves a fresh run and a resumed one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from prl import parts
+from prl.advantage import ADVANTAGES
+from prl.batch import make_batch
+from prl.buffer import Buffer
+from prl.check import cross_check
+from prl.config import Config
+from prl.controller import Controller, Pacing
+from prl.engines.base import Decoding
+from prl.engines.pool import EnginePool
+from prl.errors import PrlError
+from prl.evaluate import Evaluation, evaluate
+from prl.failure import FirstFailure, SideError, running, together
+from prl.log import Console, configure, get_logger
+from prl.metrics import StepReport
+from prl.models import resolve_model
+from prl.process import free_port
+from prl.prompts import PromptSource, open_source
+from prl.rewards.scorer import Scorer
+from prl.rollout import Rollout
+from prl.run_folder import RunFolder, Summary, Totals, choose
+from prl.settings import to_toml
+from prl.sync import WeightSync
+from prl.tokenizer import Tokenizer
+from prl.trainer.base import TrainerReady
+from prl.trainer.checkpoint_folder import latest, step_folder
+from prl.types import Batch, Group
+
+LOOPBACK = "127.0.0.1"
+PROBE_TOKENS = 64
+EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
+
+log = get_logger(__name__)
+
+
+class Pipeline:
+    """One run. Enter it, ``await step()`` as often as you like, leave it."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        run_dir: Path | str | None = None,
+        resume: bool = False,
+        on_stage: Callable[[str], None] = lambda _: None,
+        console: Console | None = None,
+    ) -> None:
+        """Check the configuration; start nothing.
+
+        Args:
+            config: the whole configuration.
+            run_dir: where the run goes; absent, the next free folder ``runs/NAME``.
+            resume: continue the run in that folder from its newest complete checkpoint.
+            on_stage: told, in a few words, what is being waited for while the pipeline starts and ends.
+            console: where warnings are shown; absent, they go to the standard library's logger ``prl``.
+
+        Raises:
+            ConfigError: the configuration is not usable, or the run folder is not.
+        """
+        cross_check(config)
+        self.config = config
+        self.run_dir = choose(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
+        self.summary: Summary | None = None
+        """How the run ended; set on leaving."""
+        self.evaluation: Evaluation | None = None
+        """The latest evaluation."""
+        self._resume, self._on_stage, self._console = resume, on_stage, console
+        self._folder = RunFolder(self.run_dir)
+        self._failure = FirstFailure()
+        self._totals = Totals()
+        self._stack = AsyncExitStack()
+        self._loops = AsyncExitStack()
+        self._model = resolve_model(config.model)
+        self._controller: Controller | None = None
+        self._eval_after: float | None = None
+
+    # ---- entering ----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Start everything, or raise what went wrong with nothing left running."""
+        try:
+            await self._start()
+        except BaseException as error:
+            await self._leave(error)
+            raise
+        return self
+
+    async def _start(self) -> None:
+        config = self.config
+        self._on_stage("reading tokenizer and data")
+        self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
+        self._scorer = await self._stack.enter_async_context(Scorer(config.rewards))
+        fields = self._scorer.required_fields
+        self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
+        checkpoint = latest(self.run_dir / "checkpoints") if self._resume else None
+        await asyncio.to_thread(self._folder.open, to_toml(config), 0 if checkpoint is None else checkpoint.step)
+        self._stack.enter_context(configure(self.run_dir, self._console))
+        ready = await self._start_processes(None if checkpoint is None else checkpoint.path)
+        controller = self._controller = self._wire(ready)
+        if ready.state:
+            self._totals = msgspec.convert(ready.state["totals"], Totals)
+            controller.restore(ready.state["controller"])
+        self._on_stage("sending the first weights")
+        await self._sync.push(ready.step)
+        if ready.step == 0 and config.eval.num_samples:
+            self._totals.eval_before = (await self.evaluate()).reward_mean
+        await self._loops.enter_async_context(running(controller.run()))
+        controller.meter.restart()
+        log.info("started", step=ready.step, run_dir=str(self.run_dir))
+
+    async def _start_processes(self, checkpoint: Path | None) -> TrainerReady:
+        """Open engines and trainer side by side and join them for weight transfers."""
+        config = self.config
+        transport = await asyncio.to_thread(parts.transport_of, config)
+        engines = parts.make_engines(config, self._model, self.run_dir, transport)
+        self._pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
+        self._trainer = parts.make_trainer(config, self._model, self.run_dir, checkpoint)
+        self._stack.push_async_callback(self._close_processes)
+        kind, why = parts.engine_kind(config)
+        self._on_stage(f"starting {len(engines)} {kind} engines ({why}) and {config.trainer.num_ranks} trainer ranks")
+        try:
+            opened = await together({}, "start", trainer=self._trainer.open, engines=self._pool.open)
+            self._on_stage("joining engines and trainer")
+            group = self._pool.weight_group(
+                transport=transport, address=LOOPBACK, port=free_port(LOOPBACK), timeout_s=config.weights.timeout_s
+            )
+            await together(
+                {}, "join", trainer=lambda: self._trainer.connect(group), engines=lambda: self._pool.connect(group)
+            )
+        except SideError as failed:
+            raise failed.error from None
+        ready: TrainerReady = opened["trainer"]
+        self._transport, self._manifest = transport, ready.manifest
+        return ready
+
+    def _wire(self, ready: TrainerReady) -> Controller:
+        """Put the parts together."""
+        config = self.config
+        pipeline, trainer = config.pipeline, config.trainer
+        self._rollout = Rollout(
+            self._pool,
+            self._scorer.score,
+            self._tokenizer.decode,
+            decoding=self._decoding(config.sampling.temperature),
+            group_size=pipeline.group_size,
+            timeout_s=pipeline.rollout_timeout_s,
+            failure=self._failure,
+        )
+        exact = config.engine.dtype == trainer.dtype == "float32"
+        default_tolerance = EXACT_TOLERANCE if exact else ROUNDED_TOLERANCE
+        self._sync = WeightSync(
+            self._trainer,
+            self._pool,
+            transport=self._transport,
+            manifest=self._manifest,
+            probe=self._probe(),
+            tolerance=config.weights.verify_tolerance or default_tolerance,
+            timeout_s=config.weights.timeout_s,
+            verify_every=config.weights.verify_every,
+        )
+        return Controller(
+            source=self._source,
+            engines=self._pool,
+            trainer=self._trainer,
+            rollout=self._rollout,
+            buffer=make_buffer(config),
+            make_batch=self._make_batch,
+            sync=self._sync,
+            pacing=Pacing(
+                groups_per_step=pipeline.groups_per_step,
+                steps_per_round=pipeline.steps_per_round if pipeline.mode == "conventional" else 1,
+                max_consecutive_drops=pipeline.max_consecutive_drops,
+                stall_timeout_s=config.run.stall_timeout_s,
+            ),
+            failure=self._failure,
+            first_step=ready.step,
+        )
+
+    def _probe(self) -> list[int]:
+        """The fixed tokens on which engines and trainer are compared: a prompt of the data."""
+        cursor = self._source.cursor
+        prompt = self._source.next()
+        self._source.seek(cursor)
+        return prompt.token_ids[:PROBE_TOKENS]
+
+    def _decoding(self, temperature: float) -> Decoding:
+        return Decoding(
+            temperature=temperature,
+            max_tokens=self.config.sampling.max_tokens,
+            stop_token_ids=self._tokenizer.stop_token_ids,
+        )
+
+    async def _make_batch(self, step: int, groups: list[Group]) -> Batch:
+        return await asyncio.to_thread(
+            make_batch,
+            step,
+            groups,
+            advantage=ADVANTAGES[self.config.advantage.name],
+            num_ranks=self.config.trainer.num_ranks,
+            max_tokens_per_microbatch=self.config.trainer.max_tokens_per_microbatch,
+        )
+
+    # ---- running -----------------------------------------------------------------------------------------------------
+
+    @property
+    def step_number(self) -> int:
+        """Completed optimiser steps, those before a resume included."""
+        return self._entered.step_number
+
+    @property
+    def _entered(self) -> Controller:
+        if self._controller is None:
+            raise PrlError("the pipeline is not entered: use it as `async with Pipeline(config) as pipeline:`")
+        return self._controller
+
+    async def step(self) -> StepReport:
+        """Take a batch, train on it, push the new weights, and report.
+
+        Raises:
+            Exception: the first failure of any part of the run, as it was.
+        """
+        step = await self._entered.step()
+        self._totals.add(step.report, step.num_versions_max)
+        await asyncio.to_thread(self._record, step.report, step.groups)
+        run = self.config.run
+        with self._failure.interrupts():
+            if self.config.eval.every and self.step_number % self.config.eval.every == 0:
+                await self.evaluate()
+            if run.checkpoint_every and self.step_number % run.checkpoint_every == 0:
+                await self.save()
+        return step.report
+
+    async def evaluate(self) -> Evaluation:
+        """Answer the held-out prompts with the current weights. No step may run meanwhile; rollouts go on."""
+        config = self.config
+        self._on_stage(f"evaluating {config.eval.num_samples} held-out prompts")
+        self.evaluation = await evaluate(
+            self._source.held_out(config.eval.num_samples),
+            self._rollout.sample,
+            self._scorer.score,
+            decoding=self._decoding(config.eval.temperature),
+            version=self._sync.version,
+            concurrency=config.engine.count * config.engine.max_num_seqs,
+            timeout_s=config.eval.timeout_s,
+        )
+        result = self.evaluation
+        log.info("evaluated", version=result.version, reward_mean=result.reward_mean, interval=result.interval)
+        return result
+
+    async def save(self) -> None:
+        """Write a checkpoint of this step."""
+        folder = step_folder(self.run_dir / "checkpoints", self.step_number)
+        state = {"controller": self._entered.state(), "totals": self._totals}
+        await self._trainer.save(folder, msgspec.to_builtins(state))
+        log.info("checkpoint", step=self.step_number, folder=str(folder))
+
+    def _record(self, report: StepReport, groups: list[Group]) -> None:
+        self._folder.write_metrics(report)
+        every = self.config.run.samples_every
+        if every and report.step % every == 0:
+            self._folder.write_samples(report.step, groups)
+
+    # ---- leaving -----------------------------------------------------------------------------------------------------
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finish (unless there was an error), end every process, and write the summary."""
+        try:
+            if error is None:
+                await self._finish()
+        except BaseException as failed:
+            error = failed
+            raise
+        finally:
+            await self._leave(error)
+
+    async def _finish(self) -> None:
+        """With the loops at rest: the last evaluation (of a run that is done), a checkpoint and an export."""
+        with self._failure.interrupts():
+            await self._loops.aclose()
+        if self._done() and self.config.eval.num_samples:
+            self._eval_after = (await self.evaluate()).reward_mean
+        self._on_stage("saving")
+        await self.save()
+        await self._trainer.export(self.run_dir / "export")
+
+    async def _leave(self, error: BaseException | None) -> None:
+        """End the loops and every process, whatever happened, and say how the run ended."""
+        self._on_stage("ending the processes")
+        try:
+            await self._loops.aclose()
+        finally:
+            try:
+                await self._stack.aclose()
+            finally:
+                self._summarise(error)
+
+    def _summarise(self, error: BaseException | None) -> None:
+        status = "failed" if error is not None else "done" if self._done() else "stopped"
+        self.summary = self._totals.summary(
+            status,
+            num_engines=self.config.engine.count,
+            eval_after=self._eval_after,
+            error=None if error is None else f"{type(error).__name__}: {error}",
+        )
+        if self.run_dir.exists():
+            self._folder.write_summary(self.summary)
+
+    def _done(self) -> bool:
+        return self._controller is not None and self._controller.step_number >= self.config.run.num_steps
+
+    async def _close_processes(self) -> None:
+        """Engines and trainer at once: each close is bounded in time, and neither waits for the other's."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._trainer.close())
+            group.create_task(self._pool.close())
+
+
+def make_buffer(config: Config) -> Buffer:
+    """The slots that ``[pipeline]`` asks for; ``buffer.py`` says what follows from their number and order."""
+    pipeline, engine = config.pipeline, config.engine
+    if pipeline.mode == "conventional":
+        return Buffer(pipeline.groups_per_step * pipeline.steps_per_round)
+    if pipeline.max_lag is not None:
+        return Buffer(pipeline.groups_per_step * (pipeline.max_lag + 1))
+    in_flight = -(-engine.count * engine.max_num_seqs // pipeline.group_size)
+    return Buffer(in_flight + pipeline.groups_per_step, order="completion")

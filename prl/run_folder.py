@@ -1,0 +1,197 @@
+"""The run folder: what a run leaves behind, and how a resumed run finds its place in it.
+
+    config.toml      the resolved configuration          samples.jsonl     trained completions, token by token
+    metrics.jsonl    one object a step                   events.jsonl      what happened (log.py)
+    checkpoints/     step-000010/ ...                    export/           Hugging Face safetensors and tokenizer
+    logs/            what each child process printed     summary.json      how it ended
+
+Lines of steps that a resumed run repeats are cut from the files first, so a step never stands there twice. JSON numbers
+are finite; what is not is written as null.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from prl.errors import ConfigError
+from prl.metrics import StepReport
+from prl.types import Group
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """``summary.json``: the run in one object. Absent numbers were never measured."""
+
+    status: str
+    """``done``, ``stopped`` (by a signal or by the caller, resumable) or ``failed``."""
+    steps: int = 0
+    samples: int = 0
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    goodput: float = 0.0
+    """Tokens trained / tokens generated."""
+    reward_first: float | None = None
+    reward_last: float | None = None
+    eval_before: float | None = None
+    eval_after: float | None = None
+    lag_max: int = 0
+    lag_mean: float = 0.0
+    ess_mean: float | None = None
+    num_engines: int = 0
+    num_versions_max_in_sample: int = 0
+    wall_s: float = 0.0
+    error: str | None = None
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """What a run has done so far, over all its parts; travels in the checkpoint."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    reward_first: float | None = None
+    reward_last: float | None = None
+    eval_before: float | None = None
+    lag_max: int = 0
+    lag_sum: float = 0.0
+    ess_sum: float = 0.0
+    num_versions_max: int = 0
+    wall_s: float = 0.0
+
+    def add(self, report: StepReport, num_versions_max: int) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.samples += report.samples
+        self.tokens_generated += report.tokens_generated
+        self.tokens_trained += report.tokens_trained
+        self.reward_first = report.reward_mean if self.reward_first is None else self.reward_first
+        self.reward_last = report.reward_mean
+        self.lag_max = max(self.lag_max, report.lag_max)
+        self.lag_sum += report.lag_mean
+        self.ess_sum += report.ess
+        self.num_versions_max = max(self.num_versions_max, num_versions_max)
+        self.wall_s += report.time_s
+
+    def summary(self, status: str, *, num_engines: int, eval_after: float | None, error: str | None) -> Summary:
+        """The run in one object."""
+        return Summary(
+            status=status,
+            steps=self.steps,
+            samples=self.samples,
+            tokens_generated=self.tokens_generated,
+            tokens_trained=self.tokens_trained,
+            goodput=self.tokens_trained / max(1, self.tokens_generated),
+            reward_first=self.reward_first,
+            reward_last=self.reward_last,
+            eval_before=self.eval_before,
+            eval_after=eval_after,
+            lag_max=self.lag_max,
+            lag_mean=self.lag_sum / max(1, self.steps),
+            ess_mean=self.ess_sum / self.steps if self.steps else None,
+            num_engines=num_engines,
+            num_versions_max_in_sample=self.num_versions_max,
+            wall_s=self.wall_s,
+            error=error,
+        )
+
+
+def choose(name: str, run_dir: Path | None, *, resume: bool) -> Path:
+    """Where a run goes: ``run_dir``, or the next free of ``runs/NAME``, ``runs/NAME-2`` ...; to resume, the newest.
+
+    Raises:
+        ConfigError: ``run_dir`` holds a run already and this one does not resume it, or there is nothing to resume.
+    """
+    if run_dir is not None:
+        if not resume and (run_dir / "config.toml").exists():
+            raise ConfigError(f"{run_dir} holds a run already: continue it with --resume, or name another --run-dir")
+        if resume and not (run_dir / "config.toml").exists():
+            raise ConfigError(f"{run_dir} holds no run to resume (it has no config.toml)")
+        return run_dir
+    number, free = 1, Path("runs") / name
+    while (free / "config.toml").exists():
+        number, newest = number + 1, free
+        free = Path("runs") / f"{name}-{number}"
+    if not resume:
+        return free
+    if number == 1:
+        raise ConfigError(f"there is no run to resume: {free} does not exist; name it with --run-dir")
+    return newest
+
+
+class RunFolder:
+    """Writes the files of one run. Blocking; the pipeline calls it in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, config_toml: str, first_step: int) -> None:
+        """Make the folder, write the configuration, and cut the lines of steps after ``first_step``."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.toml").write_text(config_toml)
+        for name in ("metrics.jsonl", "samples.jsonl"):
+            _keep_steps(self.path / name, first_step)
+
+    def write_metrics(self, report: StepReport) -> None:
+        """Append one step."""
+        self._append("metrics.jsonl", [report.line()])
+
+    def write_samples(self, step: int, groups: Sequence[Group]) -> None:
+        """Append the completions trained in one step."""
+        self._append("samples.jsonl", (line for group in groups for line in sample_lines(step, group)))
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write how the run ended, atomically."""
+        draft = self.path / "summary.json.part"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+        draft.replace(self.path / "summary.json")
+
+    def _append(self, name: str, lines: Iterable[Any]) -> None:
+        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        with (self.path / name).open("ab") as file:
+            file.write(data)
+
+
+def sample_lines(step: int, group: Group) -> Iterable[dict[str, Any]]:
+    """One object for each completion: text for people, ids, versions and log-probabilities for checks."""
+    for completion, score in zip(group.completions, group.scores, strict=True):
+        yield {
+            "step": step,
+            "prompt_id": group.prompt.id,
+            "prompt": group.prompt.text,
+            "completion": completion.text,
+            "finish": completion.finish,
+            "reward": score.reward,
+            "parts": score.parts,
+            "prompt_token_ids": group.prompt.token_ids,
+            "token_ids": completion.token_ids,
+            "versions": completion.versions,
+            "logprobs": [round(value, 6) for value in completion.logprobs],
+        }
+
+
+class _Line(msgspec.Struct):
+    step: int
+
+
+def _keep_steps(path: Path, last_step: int) -> None:
+    """Rewrite a JSONL file without the lines of later steps, and without a half-written last line."""
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(_Line)
+    draft = path.with_suffix(".part")
+    with path.open("rb") as old, draft.open("wb") as new:
+        for line in old:
+            try:
+                keep = line.endswith(b"\n") and decoder.decode(line).step <= last_step
+            except msgspec.DecodeError:
+                keep = False
+            if keep:
+                new.write(line)
+        new.flush()
+        os.fsync(new.fileno())
+    draft.replace(path)
