@@ -1,0 +1,45 @@
+"""What an engine did so far: tokens, and the time in which it had streams to serve and was not paused."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Meter:
+    """Counts for ``EngineStatistics``, and notices an engine that should move and does not."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._busy_s = 0.0
+        self._busy_since: float | None = None
+        self._num_streams = 0
+        self._paused = False
+        self._moved_at = 0.0
+
+    def update(self, *, num_streams: int | None = None, paused: bool | None = None) -> None:
+        """Say what changed."""
+        busy_s, now = self.busy_s(), _now()
+        self._num_streams = self._num_streams if num_streams is None else num_streams
+        self._paused = self._paused if paused is None else paused
+        was_busy, is_busy = self._busy_since is not None, self._num_streams > 0 and not self._paused
+        self._busy_s = busy_s
+        self._busy_since = now if is_busy else None
+        if is_busy and not was_busy:
+            self._moved_at = now
+
+    def count(self, num_tokens: int) -> None:
+        """Tokens came."""
+        self.num_tokens += num_tokens
+        self._moved_at = _now()
+
+    def stalled_s(self) -> float:
+        """Seconds without a token while there were streams to serve; 0 while there are none or it is paused."""
+        return 0.0 if self._busy_since is None else _now() - self._moved_at
+
+    def busy_s(self) -> float:
+        """Seconds with at least one open stream and not paused."""
+        return self._busy_s + (0.0 if self._busy_since is None else _now() - self._busy_since)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

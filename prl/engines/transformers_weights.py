@@ -1,0 +1,90 @@
+"""The model of the transformers engine: loading it, replacing its weights in place, scoring with it.
+
+Invariants:
+
+- A replacement is all or nothing: everything is received and checked before the first tensor of the model is touched.
+- A manifest must name every tensor of the model once; tied tensors are one tensor, under any of their names.
+- Tensors travel in the dtype that the manifest declares and are converted to the engine's when they are copied.
+- The weight group stays in step with its other ranks whatever the model thinks of a manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from prl.engines.transformers_protocol import Start
+from prl.errors import WeightSyncError
+from prl.transfer import GlooGroup
+from prl.types import WeightUpdate
+
+
+def load_model(start: Start) -> Any:
+    """The checkpoint's model, in evaluation mode, on a GPU where there is one."""
+    logging.disable_progress_bar()  # it would fill the log's last lines
+    model = AutoModelForCausalLM.from_pretrained(
+        start.model, dtype=getattr(torch, start.dtype), attn_implementation="sdpa"
+    )
+    if torch.cuda.is_available():
+        model = model.to(torch.device("cuda", start.device_index % torch.cuda.device_count()))
+    return model.eval().requires_grad_(requires_grad=False)
+
+
+@torch.no_grad()
+def replace_weights(model: Any, update: WeightUpdate, group: GlooGroup) -> None:
+    """Receive ``update`` and copy it into ``model``; on any failure the model keeps all its old weights.
+
+    Raises:
+        WeightSyncError: the manifest does not fit the model, the transfer failed, or a tensor is not finite.
+    """
+    try:
+        targets = _targets(model, update)
+    except WeightSyncError:
+        # Announcing something else than the sender is how a rank declines: every rank fails now, nobody waits.
+        with contextlib.suppress(WeightSyncError):
+            list(group.receive(update.version, []))
+        raise
+    staged = dict(group.receive(update.version, update.manifest))
+    for name, tensor in staged.items():
+        if not torch.isfinite(tensor).all():
+            raise WeightSyncError(f"version {update.version} of {name} holds a value that is not finite")
+    for name, tensor in staged.items():
+        targets[name].copy_(tensor)
+
+
+def _targets(model: Any, update: WeightUpdate) -> dict[str, Tensor]:
+    """The model's tensor for each name of the manifest."""
+    tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    named: dict[int, str] = {}
+    for spec in update.manifest:
+        tensor = tensors.get(spec.name)
+        if tensor is None:
+            raise WeightSyncError(
+                f"version {update.version} brings {spec.name}, which the engine's model does not have"
+            )
+        if list(tensor.shape) != list(spec.shape):
+            raise WeightSyncError(
+                f"version {update.version} brings {spec.name} of shape {list(spec.shape)}, the engine's has "
+                f"{list(tensor.shape)}"
+            )
+        if (other := named.setdefault(id(tensor), spec.name)) != spec.name:
+            raise WeightSyncError(f"version {update.version} brings {other} and {spec.name}, which are tied: send one")
+    if missing := sorted({name for name, tensor in tensors.items() if id(tensor) not in named}):
+        raise WeightSyncError(
+            f"version {update.version} lacks {len(missing)} of the engine model's tensors, such as {missing[0]}"
+        )
+    return {spec.name: tensors[spec.name] for spec in update.manifest}
+
+
+@torch.no_grad()
+def score(model: Any, token_ids: list[int]) -> list[float]:
+    """Log-probability at temperature 1 of each of the L token ids after the first (length L - 1)."""
+    ids = torch.tensor([token_ids], device=model.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+    logprobs: list[float] = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].tolist()
+    return logprobs
