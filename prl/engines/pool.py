@@ -15,21 +15,21 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
 from typing import TypeVar
 
 import msgspec
 
 from prl.config import EngineConfig
 from prl.engines.base import Decoding, Engine
+from prl.engines.guarded_stream import GuardedStream, TokenDeadlines
+from prl.engines.placement import Placement
 from prl.errors import EngineDeadError, EngineError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
 CLOSE_TIMEOUT_S = 20.0
-"""Longest wait for one engine to close, and for one abandoned stream to end."""
+"""Longest wait for one engine to close."""
 T = TypeVar("T")
 log = get_logger(__name__)
 
@@ -65,12 +65,10 @@ class EnginePool:
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
         self._config, self._gate_timeout_s = config, gate_timeout_s
-        self._running = [0] * len(self.engines)
-        self._home: dict[int, int] = {}
-        self._members: Counter[int] = Counter()
+        self._placement = Placement(len(self.engines), config.placement)
+        self._token_deadlines = TokenDeadlines(config.token_timeout_s)
         self._num_waiting = 0
         self._gate = asyncio.Event()
-        self._token_deadlines: set[asyncio.Timeout] = set()
         self._failed_load: str | None = None
         self._opened_at = 0.0
 
@@ -112,32 +110,27 @@ class EnginePool:
             EngineDeadError: the engine died.
         """
         await self._pass_gate()
-        index = self._place(group)
-        engine = self.engines[index]
+        usable = [index for index, engine in enumerate(self.engines) if not engine.statistics().dead]
+        if not usable:
+            raise EngineDeadError("every engine is dead")
+        index = self._placement.place(group, usable)
         try:
-            stream = engine.generate(token_ids, decoding)
+            engine = self.engines[index]
+            chunks = engine.generate(token_ids, decoding)
+            deadlines, max_tokens = self._token_deadlines, decoding.max_tokens
+            stream = GuardedStream(engine.name, chunks, max_tokens=max_tokens, deadlines=deadlines)
             try:
-                check = _StreamCheck(engine.name, decoding.max_tokens)
-                while (chunk := await self._next(engine, stream)) is not None:
-                    check.see(chunk)
-                    if chunk.finish is not None:
-                        # The finish is passed on once the stream has shown that it was the last chunk.
-                        check.see_after_finish(await self._next(engine, stream))
-                        yield chunk
-                        return
+                while (chunk := await stream.next()) is not None:
                     yield chunk
-                check.refuse("ended without a finish")
             finally:
-                await self._abandon(engine, stream)
+                await stream.close()
         finally:
-            self._leave(group, index)
+            self._placement.leave(group, index)
 
     async def pause(self) -> None:
         """Admit no stream any more and stop every engine between two of its decode steps."""
         self._gate.clear()
-        for deadline in self._token_deadlines:
-            if not deadline.expired():
-                deadline.reschedule(None)
+        self._token_deadlines.stop()
         await self._all("pause", lambda engine: engine.pause())
 
     async def load(self, update: WeightUpdate) -> None:
@@ -151,10 +144,7 @@ class EnginePool:
         if self._failed_load is not None:
             raise EngineError(f"the engines cannot resume: {self._failed_load}")
         await self._all("resume", lambda engine: engine.resume())
-        until = asyncio.get_running_loop().time() + self._config.token_timeout_s
-        for deadline in self._token_deadlines:
-            if not deadline.expired():
-                deadline.reschedule(until)
+        self._token_deadlines.start()
         self._gate.set()
 
     async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
@@ -178,7 +168,7 @@ class EnginePool:
         open_s = asyncio.get_running_loop().time() - self._opened_at
         return PoolStatistics(
             versions={name: s.version for name, s in snapshots.items()},
-            running={engine.name: count for engine, count in zip(self.engines, self._running, strict=True)},
+            running={engine.name: count for engine, count in zip(self.engines, self._placement.running, strict=True)},
             waiting=self._num_waiting,
             tokens_generated=sum(s.tokens_generated for s in snapshots.values()),
             busy_s=busy_s,
@@ -259,78 +249,6 @@ class EnginePool:
             raise EngineError(f"a stream waited {limit} for the engines to resume") from None
         finally:
             self._num_waiting -= 1
-
-    def _place(self, group: int) -> int:
-        """Choose an engine and count the stream there."""
-        alive = [i for i, engine in enumerate(self.engines) if not engine.statistics().dead]
-        if not alive:
-            raise EngineDeadError("every engine is dead")
-        index = min(alive, key=self._running.__getitem__)
-        if self._config.placement == "together":
-            index = self._home.setdefault(group, index)
-            self._members[group] += 1
-        self._running[index] += 1
-        return index
-
-    def _leave(self, group: int, index: int) -> None:
-        self._running[index] -= 1
-        if self._config.placement == "together":
-            self._members[group] -= 1
-            if not self._members[group]:
-                del self._members[group], self._home[group]
-
-    async def _next(self, engine: Engine, stream: AsyncGenerator[TokenChunk, None]) -> TokenChunk | None:
-        """The stream's next chunk, or None at its end."""
-        limit_s = self._config.token_timeout_s
-        try:
-            async with asyncio.timeout(limit_s if self._gate.is_set() else None) as deadline:
-                self._token_deadlines.add(deadline)
-                try:
-                    return await anext(stream, None)
-                finally:
-                    self._token_deadlines.discard(deadline)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            limit = f"{limit_s:g} s (engine.token_timeout_s)"
-            raise EngineError(f"{engine.name} gave an open stream no token for {limit}") from None
-
-    async def _abandon(self, engine: Engine, stream: AsyncGenerator[TokenChunk, None]) -> None:
-        """Make the engine free the stream; one that cannot be freed must not hold up its consumer for ever."""
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S) as deadline, aclosing(stream):
-                pass
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise EngineError(f"{engine.name} did not free a stream within {CLOSE_TIMEOUT_S:g} s") from None
-
-
-class _StreamCheck:
-    """What the protocol promises of one stream: one finish, at the end; versions that never decrease; a length."""
-
-    def __init__(self, engine: str, max_tokens: int) -> None:
-        self._engine, self._max_tokens = engine, max_tokens
-        self._num_tokens = 0
-        self._version: int | None = None
-
-    def see(self, chunk: TokenChunk) -> None:
-        """Check the next chunk."""
-        self._num_tokens += len(chunk.token_ids)
-        if self._num_tokens > self._max_tokens:
-            self.refuse(f"gave {self._num_tokens} tokens where {self._max_tokens} were allowed")
-        if self._version is not None and chunk.version < self._version:
-            self.refuse(f"stamped version {chunk.version} after version {self._version}")
-        self._version = chunk.version
-
-    def see_after_finish(self, chunk: TokenChunk | None) -> None:
-        """Check what came after the finish: nothing may."""
-        if chunk is not None:
-            self.refuse("went on after its finish")
-
-    def refuse(self, what: str) -> None:
-        """Raise the EngineError for a stream that did ``what``."""
-        raise EngineError(f"{self._engine} broke the protocol: a stream {what} (token {self._num_tokens})")
 
 
 def _as_one(call: str, failures: dict[str, Exception], num_engines: int) -> Exception:

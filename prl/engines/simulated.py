@@ -15,103 +15,17 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncGenerator
-from statistics import NormalDist
-from typing import Annotated, Literal
-
-import msgspec
+from typing import Literal
 
 from prl.engines.base import Decoding, EngineStatistics
+from prl.engines.simulated_stream import FIRST_VERSION_TOKEN, Script, Stream, StreamFault
 from prl.errors import EngineDeadError, EngineError
-from prl.simulation import (
-    CHECKPOINT,
-    CallFault,
-    CallFaults,
-    Meeting,
-    draw,
-    fraction,
-    sequence_logprobs,
-    token_logprob,
-)
-from prl.types import Finish, TokenChunk, WeightGroup, WeightUpdate
+from prl.simulation import CHECKPOINT, CallFault, CallFaults, Meeting, draw, sequence_logprobs
+from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
-FIRST_VERSION_TOKEN = 1000
-"""With ``tokens = "version"``, token id ``FIRST_VERSION_TOKEN + v`` was sampled by version v."""
-
-
-class StreamFault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One thing that goes wrong in a stream, once, at its first decode step where every condition holds."""
-
-    kind: Literal["delay", "stall", "raise", "abort", "die", "nan", "wrong_version", "end", "babble"]
-    """``delay`` gives no token for ``delay_s``; ``stall`` never again; ``raise`` fails this stream; ``abort`` ends it
-    with what it has; ``die`` kills the engine; ``nan`` is the next log-probability; ``wrong_version`` stamps the next
-    token one too low; ``end`` ends the stream without a finish; ``babble`` goes on after it."""
-    request: int | None = None
-    """Which request of this engine, counted from 0; absent: every one."""
-    token: int = 0
-    """Strikes once the stream has this many tokens ..."""
-    at_s: float = 0.0
-    """... and the engine has been open for this long."""
-    delay_s: float = 0.0
-    """How long a delay lasts."""
-
-
-class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a simulated engine behaves: its speed, its lengths, and what goes wrong."""
-
-    base_s: Annotated[float, msgspec.Meta(gt=0)] = 0.01
-    """Length of a decode step, apart from its streams; above 0, or time would never pass."""
-    per_seq_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0002
-    """What each running stream adds to it."""
-    open_s: float = 0.0
-    """How long the start takes."""
-    load_s: float = 0.0
-    """How long a load takes once the weights are there."""
-    length_median: float = 32.0
-    """Lengths are log-normal, so long-tailed: half the streams want to stop within this many tokens ..."""
-    length_sigma: float = 0.8
-    """... and one in fifty wants more than ``length_median * exp(2 * length_sigma)``."""
-    vocab_size: Annotated[int, msgspec.Meta(ge=64)] = 256
-    """Seeded token ids are below this."""
-    tokens: Literal["seeded", "version"] = "seeded"
-    """``version``: every token but a stop token says which version sampled it."""
-    stream_interval: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """Tokens per chunk, except where the version changes or the stream ends."""
-    streams: tuple[StreamFault, ...] = ()
-    """Faults of streams."""
-    calls: tuple[CallFault, ...] = ()
-    """Faults of open, connect, pause, load, resume, score and close."""
-    die_at_s: float | None = None
-    """When the engine dies, in seconds after it was opened."""
-
-
-class _Stream:
-    """One request: what it samples and what its consumer has not fetched yet."""
-
-    def __init__(
-        self, key: bytes, prompt: list[int], decoding: Decoding, length: int, faults: list[StreamFault]
-    ) -> None:
-        self.key, self.decoding, self.faults = key, decoding, faults
-        self.length = min(length, decoding.max_tokens) if decoding.stop_token_ids else decoding.max_tokens
-        self.stops = bool(decoding.stop_token_ids) and length <= decoding.max_tokens
-        self.last_token = prompt[-1]
-        self.num_tokens = 0
-        self.silent_until = -math.inf
-        self.version = -1
-        self.version_shift = 0
-        self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.outbox: asyncio.Queue[TokenChunk | EngineError | None] = asyncio.Queue()
-
-    def flush(self, finish: Finish | None = None) -> None:
-        """Put the tokens gathered so far into the outbox as one chunk."""
-        if self.token_ids or finish:
-            version = self.version + self.version_shift
-            chunk = TokenChunk(token_ids=self.token_ids, logprobs=self.logprobs, version=version, finish=finish)
-            self.outbox.put_nowait(chunk)
-            self.token_ids, self.logprobs = [], []
+__all__ = ["FIRST_VERSION_TOKEN", "CallFault", "Script", "SimulatedEngine", "StreamFault"]
 
 
 class SimulatedEngine:
@@ -124,8 +38,8 @@ class SimulatedEngine:
         self._seed = seed.to_bytes(8, "little")
         self._index, self._max_num_seqs, self._script = index, max_num_seqs, script
         self._faults = CallFaults(script.calls)
-        self._running: list[_Stream] = []
-        self._waiting: deque[_Stream] = deque()
+        self._running: list[Stream] = []
+        self._waiting: deque[Stream] = deque()
         self._num_requests = self._tokens_generated = self._version = 0
         self._weights = CHECKPOINT
         self._refusal: str | None = "it is not open"
@@ -142,7 +56,7 @@ class SimulatedEngine:
         await self._call("open")
         await asyncio.sleep(self._script.open_s)
         self._refusal = None
-        self._opened_at = self._accounted_at = asyncio.get_running_loop().time()
+        self._opened_at = self._accounted_at = self._now()
         if self._script.die_at_s is not None:
             self._set_timer("death", self._script.die_at_s)
 
@@ -181,17 +95,18 @@ class SimulatedEngine:
 
     async def load(self, update: WeightUpdate) -> None:
         """Receive the weights from the sender of the weight group."""
+        what = f"load version {update.version}"
         if not self._paused:
-            raise EngineError(f"{self.name} cannot load version {update.version}: it is not paused")
-        self._refusal = f"its load of version {update.version} did not complete"
+            raise EngineError(f"{self.name} cannot {what}: it is not paused")
+        self._refusal = f"it did not {what} to the end"
         dropped = await self._call("load") == "drop"
         if self._meeting is None:
-            raise EngineError(f"{self.name} cannot load version {update.version}: it is in no weight group; connect it")
+            raise EngineError(f"{self.name} cannot {what}: it is in no weight group; connect it")
         version, weights = await self._meeting.receive()
         await asyncio.sleep(self._script.load_s)
         self._check_alive()
         if version != update.version:
-            raise EngineError(f"{self.name} was to load version {update.version} and was sent version {version}")
+            raise EngineError(f"{self.name} was to {what} and was sent version {version}")
         self._weights = self._weights if dropped else weights
         self._version, self._refusal = version, None
 
@@ -230,7 +145,9 @@ class SimulatedEngine:
         """Fail every open stream and stop."""
         await self._faults.strike("close")
         self._refusal = "it is closed"
-        self._stop(EngineError(f"{self.name} was closed with the stream open"))
+        self._stop(EngineError(f"{self.name} was closed while the stream was open"))
+
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     async def _call(self, call: str) -> str | None:
         """Note a call of the protocol and let its fault strike."""
@@ -252,129 +169,15 @@ class SimulatedEngine:
         if self._refusal is not None:
             raise EngineError(f"{self.name} serves nothing: {self._refusal}")
 
-    def _admit(self, prompt: list[int], decoding: Decoding) -> _Stream:
-        self._check_serves()
-        if not prompt or len(decoding.stop_token_ids) >= self._script.vocab_size:
-            raise EngineError(f"{self.name} needs a prompt and a token that is no stop token")
-        number = self._num_requests
-        self._num_requests += 1
-        key = self._key(prompt, decoding, number)
-        normal = NormalDist(math.log(self._script.length_median), self._script.length_sigma)
-        length = round(math.exp(normal.inv_cdf(min(fraction(key), 1 - 1e-12))))
-        faults = [fault for fault in self._script.streams if fault.request in (None, number)]
-        stream = _Stream(key, prompt, decoding, max(1, length), faults)
-        self._account()
-        self._waiting.append(stream)
-        self._start_step()
-        return stream
-
-    def _key(self, prompt: list[int], decoding: Decoding, number: int) -> bytes:
-        if decoding.temperature == 0:
-            who = [0]
-        elif decoding.seed is not None:
-            who = [1, decoding.seed]
-        else:
-            who = [2, self._index, number]
-        return draw(self._seed, *who, *prompt).to_bytes(8, "little")
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _account(self) -> None:
         """Add the time since the last change of state to ``busy_s``; to be called before each change."""
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         if (self._running or self._waiting) and not self._paused and self._death is None:
             self._busy_s += now - self._accounted_at
         self._accounted_at = now
-
-    def _set_timer(self, name: Literal["step", "death"], delay_s: float) -> None:
-        callback = self._end_step if name == "step" else self._die_as_scripted
-        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, callback)
-
-    def _start_step(self) -> None:
-        if self._paused or "step" in self._timers or self._refusal is not None:
-            return
-        while self._waiting and len(self._running) < self._max_num_seqs:
-            self._running.append(self._waiting.popleft())
-        if self._running:
-            self._set_timer("step", self._script.base_s + self._script.per_seq_s * len(self._running))
-
-    def _end_step(self) -> None:
-        self._account()
-        del self._timers["step"]
-        try:
-            for stream in tuple(self._running):
-                self._advance(stream)
-        except Exception as error:  # noqa: BLE001 - a timer has no caller: the streams and failed() report the bug
-            self._die(f"{self.name} died of a bug: {error!r}")
-        self._step_ended.set()
-        if self._death is None:
-            self._start_step()
-
-    def _advance(self, stream: _Stream) -> None:
-        """Sample one token of ``stream``, unless a fault prevents it."""
-        now = asyncio.get_running_loop().time()
-        nan = False
-        for fault in [f for f in stream.faults if f.token <= stream.num_tokens and f.at_s <= now - self._opened_at]:
-            stream.faults.remove(fault)
-            if self._strike(stream, fault, now):
-                return
-            nan = nan or fault.kind == "nan"
-        if now < stream.silent_until:
-            return
-        if stream.version != self._version:
-            stream.flush()
-            stream.version = self._version
-        token = self._sample(stream)
-        stream.token_ids.append(token)
-        stream.logprobs.append(math.nan if nan else token_logprob(self._weights, stream.last_token, token))
-        stream.last_token = token
-        stream.num_tokens += 1
-        self._tokens_generated += 1
-        if stream.num_tokens == stream.length:
-            stream.flush("stop" if stream.stops else "length")
-            self._finish(stream)
-        elif len(stream.token_ids) >= self._script.stream_interval or stream.version_shift:
-            stream.flush()
-            stream.version_shift = 0
-
-    def _strike(self, stream: _Stream, fault: StreamFault, now: float) -> bool:
-        """Apply a fault; true when the stream samples nothing more."""
-        if fault.kind == "delay":
-            stream.silent_until = now + fault.delay_s
-        elif fault.kind == "stall":
-            stream.silent_until = math.inf
-        elif fault.kind == "wrong_version":
-            stream.flush()
-            stream.version_shift = -1
-        elif fault.kind == "babble":
-            stream.flush("stop")
-        elif fault.kind == "die":
-            self._die(f"{self.name} died at token {stream.num_tokens} of a stream, as scripted")
-        elif fault.kind == "raise":
-            stream.outbox.put_nowait(
-                EngineError(f"{self.name} failed a stream at token {stream.num_tokens}, as scripted")
-            )
-            self._finish(stream)
-        elif fault.kind in ("abort", "end"):
-            stream.flush("abort" if fault.kind == "abort" else None)
-            self._finish(stream)
-        return fault.kind in ("die", "raise", "abort", "end")
-
-    def _sample(self, stream: _Stream) -> int:
-        stop = stream.decoding.stop_token_ids
-        if stream.stops and stream.num_tokens == stream.length - 1:
-            return stop[draw(stream.key) % len(stop)]
-        if self._script.tokens == "version":
-            return FIRST_VERSION_TOKEN + self._version
-        token = draw(stream.key, stream.num_tokens, self._weights) % self._script.vocab_size
-        while token in stop:
-            token = (token + 1) % self._script.vocab_size
-        return token
-
-    def _finish(self, stream: _Stream) -> None:
-        stream.outbox.put_nowait(None)
-        self._running.remove(stream)
-
-    def _die_as_scripted(self) -> None:
-        self._die(f"{self.name} died {self._script.die_at_s} s after its start, as scripted")
 
     def _die(self, reason: str) -> None:
         if self._death is None:
@@ -394,3 +197,71 @@ class SimulatedEngine:
             stream.outbox.put_nowait(error)
         self._running.clear()
         self._waiting.clear()
+
+    # ---- the decode loop ---------------------------------------------------------------------------------------------
+
+    def _admit(self, prompt: list[int], decoding: Decoding) -> Stream:
+        self._check_serves()
+        if not prompt or len(decoding.stop_token_ids) >= self._script.vocab_size:
+            raise EngineError(f"{self.name} needs a prompt, and a vocabulary that is not all stop tokens")
+        request = self._num_requests
+        self._num_requests += 1
+        stream = Stream(
+            engine=self.name,
+            key=self._key(prompt, decoding, request),
+            request=request,
+            last_token=prompt[-1],
+            decoding=decoding,
+            script=self._script,
+        )
+        self._account()
+        self._waiting.append(stream)
+        self._start_step()
+        return stream
+
+    def _key(self, prompt: list[int], decoding: Decoding, request: int) -> bytes:
+        if decoding.temperature == 0:
+            who = [0]
+        elif decoding.seed is not None:
+            who = [1, decoding.seed]
+        else:
+            who = [2, self._index, request]
+        return draw(self._seed, *who, *prompt).to_bytes(8, "little")
+
+    def _set_timer(self, name: Literal["step", "death"], delay_s: float) -> None:
+        callback = self._end_step if name == "step" else self._die_as_scripted
+        self._timers[name] = asyncio.get_running_loop().call_later(delay_s, callback)
+
+    def _start_step(self) -> None:
+        if self._paused or "step" in self._timers or self._refusal is not None:
+            return
+        while self._waiting and len(self._running) < self._max_num_seqs:
+            self._running.append(self._waiting.popleft())
+        if self._running:
+            self._set_timer("step", self._script.base_s + self._script.per_seq_s * len(self._running))
+
+    def _end_step(self) -> None:
+        self._account()
+        del self._timers["step"]
+        try:
+            self._advance_streams()
+        except Exception as error:  # noqa: BLE001 - a timer has no caller: the streams and failed() report the bug
+            self._die(f"{self.name} died of a bug: {error!r}")
+        self._step_ended.set()
+        if self._death is None:
+            self._start_step()
+
+    def _advance_streams(self) -> None:
+        now = self._now()
+        for stream in tuple(self._running):
+            had = stream.num_tokens
+            outcome = stream.advance(now=now, age_s=now - self._opened_at, version=self._version, weights=self._weights)
+            self._tokens_generated += stream.num_tokens - had
+            if outcome == "ended":
+                self._running.remove(stream)
+            elif outcome == "kills":
+                self._die(f"{self.name} died at token {had} of a stream, as scripted")
+                return
+
+    def _die_as_scripted(self) -> None:
+        self._die(f"{self.name} died {self._script.die_at_s} s after its start, as scripted")
