@@ -95,6 +95,9 @@ class SamplingConfig(_Table, frozen=True, kw_only=True):
     """Divides the logits, in the engine and in the trainer."""
     max_tokens: Positive = 256
     """Most tokens of one completion, the stop token included."""
+    seeded: bool = False
+    """Seed every stream by (seed, prompt, member): what is sampled then depends on the weights and no longer on the order
+    of requests. Costs the engine a little at every step."""
 
 
 class TrainerConfig(_Table, frozen=True, kw_only=True):

@@ -166,6 +166,7 @@ class Pipeline:
             group_size=pipeline.group_size,
             timeout_s=pipeline.rollout_timeout_s,
             failure=self._failure,
+            seed=config.seed if config.sampling.seeded else None,
         )
         exact = config.engine.dtype == trainer.dtype == "float32"
         default_tolerance = EXACT_TOLERANCE if exact else ROUNDED_TOLERANCE

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -47,6 +48,11 @@ Outcome = Done | Dropped
 Member = tuple[Completion, Score] | Dropped
 
 
+def stream_seed(*key: int) -> int:
+    """A 32-bit seed for one stream, the same on every machine."""
+    return zlib.crc32(",".join(map(str, key)).encode())
+
+
 class Streams(Protocol):
     """Where streams come from: the pool, or a single engine."""
 
@@ -68,10 +74,11 @@ class Rollout:
         group_size: int,
         timeout_s: float,
         failure: FirstFailure,
+        seed: int | None = None,
     ) -> None:
         self._streams, self._score, self._decode = streams, score, decode
         self._decoding, self._group_size, self._timeout_s = decoding, group_size, timeout_s
-        self._failure = failure
+        self._failure, self._seed = failure, seed
         self.members_dropped: Counter[str] = Counter()
         """Members that came to nothing, by reason, in groups that went on or not."""
 
@@ -80,7 +87,7 @@ class Rollout:
         members: list[Member] = []
         try:
             async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._guarded_member(prompt)) for _ in range(self._group_size)]
+                tasks = [group.create_task(self._guarded_member(prompt, member)) for member in range(self._group_size)]
             members = [task.result() for task in tasks]
         except TimeoutError:
             return self._drop("timeout", f"prompt {prompt.id}: pipeline.rollout_timeout_s = {self._timeout_s:g} passed")
@@ -106,20 +113,20 @@ class Rollout:
         self.members_dropped[reason] += self._group_size
         return Dropped(reason=reason, message=message)
 
-    async def _guarded_member(self, prompt: Prompt) -> Member:
+    async def _guarded_member(self, prompt: Prompt, member: int) -> Member:
         """One member; a failure that must end the run is reported at once and not raised into the task group."""
         try:
-            return await self._member(prompt)
+            return await self._member(prompt, member)
         except Exception as error:  # noqa: BLE001 -- reported, and raised where the run is awaited
             self._failure.set(error)
             return Dropped(reason="error", message=str(error))
 
-    async def _member(self, prompt: Prompt) -> Member:
-        sampled = await self.sample(prompt, self._decoding)
-        for _ in range(MAX_ATTEMPTS - 1):
+    async def _member(self, prompt: Prompt, member: int) -> Member:
+        sampled = await self.sample(prompt, self._seeded(prompt, member, 0))
+        for attempt in range(1, MAX_ATTEMPTS):
             if isinstance(sampled, Completion):
                 break
-            sampled = await self.sample(prompt, self._decoding)
+            sampled = await self.sample(prompt, self._seeded(prompt, member, attempt))
         if isinstance(sampled, Dropped):
             return sampled
         match await self._score(sampled, prompt):
@@ -129,6 +136,12 @@ class Rollout:
                 return Dropped(reason="abstained", message=reason)
             case ScoringFailed(reason=reason, message=message):
                 return Dropped(reason=reason, message=message)
+
+    def _seeded(self, prompt: Prompt, member: int, attempt: int) -> Decoding:
+        """The decoding of one attempt; its seed depends on the run's seed and on what is sampled, not on when."""
+        if self._seed is None:
+            return self._decoding
+        return msgspec.structs.replace(self._decoding, seed=stream_seed(self._seed, prompt.id, member, attempt))
 
     async def sample(self, prompt: Prompt, decoding: Decoding) -> Completion | Dropped:
         """Fold one stream into a completion, or say why it is none."""
