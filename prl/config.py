@@ -96,8 +96,8 @@ class SamplingConfig(_Table, frozen=True, kw_only=True):
     max_tokens: Positive = 256
     """Most tokens of one completion, the stop token included."""
     seeded: bool = False
-    """Seed every stream by (seed, prompt, member): what is sampled then depends on the weights and no longer on the order
-    of requests. Costs the engine a little at every step."""
+    """Seed every stream by (seed, prompt, member): what is sampled then depends on the weights and no longer on the
+    order of requests. Costs the engine a little at every step."""
 
 
 class TrainerConfig(_Table, frozen=True, kw_only=True):
