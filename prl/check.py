@@ -1,0 +1,163 @@
+"""Checks that span fields of the configuration: what each field allows alone and no run can do together.
+
+Every conflict is one line that names the keys, their values and a way out; all are reported at once. Nothing here looks
+at the machine beyond the environment and whether a named file exists; ``preflight.py`` does.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prl import settings
+from prl.config import Config
+from prl.errors import ConfigError
+
+TOKEN_VARIABLE = "PRL_TOKEN"  # noqa: S105 - the name of a variable, not a secret
+
+
+def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse a configuration that no run can satisfy.
+
+    Raises:
+        ConfigError: one line per conflict.
+    """
+    settings.validate(config)
+    found = [
+        *_run(config),
+        *_pipeline(config),
+        *_engine(config),
+        *_trainer(config),
+        *_listen(config, environment),
+        *_data(config),
+        *_rewards(config),
+    ]
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def sequences_in_flight(config: Config) -> int:
+    """Most streams that all engines run at once."""
+    return config.engine.count * config.engine.max_num_seqs
+
+
+def listen_address(listen: str) -> tuple[str, int]:
+    """Split ``host:port``; a numeric IPv6 host stands in brackets.
+
+    Raises:
+        ConfigError: it is no such thing.
+    """
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:  # noqa: PLR2004
+        raise ConfigError(f"trainer.listen = {listen!r} must be host:port, such as 127.0.0.1:29400 (port 0: any free)")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _run(config: Config) -> Iterator[str]:
+    name = config.run.name
+    if name in {"", ".", ".."} or Path(name).name != name or not name.isprintable():
+        yield f"run.name = {name!r} must be one folder name; --run-dir names another place"
+
+
+def _pipeline(config: Config) -> Iterator[str]:
+    pipeline, capacity = config.pipeline, sequences_in_flight(config)
+    if pipeline.mode == "conventional" and pipeline.max_lag is not None:
+        yield (
+            f"pipeline.max_lag = {pipeline.max_lag} conflicts with pipeline.mode = 'conventional', whose lag is"
+            f" steps_per_round - 1 = {pipeline.steps_per_round - 1}: remove max_lag"
+        )
+    if pipeline.group_size > capacity:
+        yield (
+            f"pipeline.group_size = {pipeline.group_size} is larger than what may be in flight: engine.count x"
+            f" engine.max_num_seqs = {config.engine.count} x {config.engine.max_num_seqs} = {capacity};"
+            " raise engine.max_num_seqs"
+        )
+    batch = pipeline.groups_per_step * pipeline.group_size
+    if batch < config.trainer.num_ranks:
+        yield (
+            f"a step trains groups_per_step x group_size = {batch} sequences, too few for"
+            f" trainer.num_ranks = {config.trainer.num_ranks}: every rank needs one"
+        )
+    if config.advantage.name == "leave_one_out" and pipeline.group_size == 1:
+        yield (
+            "pipeline.group_size = 1 leaves advantage.name = 'leave_one_out' nothing to compare with:"
+            " it needs a group_size of at least 2"
+        )
+
+
+def _engine(config: Config) -> Iterator[str]:
+    engine, room = config.engine, config.engine.max_model_len - config.sampling.max_tokens
+    if room < 1:
+        yield (
+            f"sampling.max_tokens = {config.sampling.max_tokens} leaves no room for a prompt in"
+            f" engine.max_model_len = {engine.max_model_len}: the context holds prompt and completion"
+        )
+    if engine.tensor_parallel_size > 1 and engine.kind in {"transformers", "simulated"}:
+        yield (
+            f"engine.tensor_parallel_size = {engine.tensor_parallel_size} needs engine.kind = 'vllm',"
+            f" not {engine.kind!r}"
+        )
+    if (engine.kind == "simulated") != (config.trainer.kind == "simulated"):
+        yield (
+            f"engine.kind = {engine.kind!r} conflicts with trainer.kind = {config.trainer.kind!r}:"
+            " simulate both or neither"
+        )
+
+
+def _trainer(config: Config) -> Iterator[str]:
+    trainer, num_steps = config.trainer, config.run.num_steps
+    if trainer.schedule != "constant" and trainer.warmup_steps >= num_steps:
+        yield (
+            f"trainer.schedule = {trainer.schedule!r} has no steps to fall in: trainer.warmup_steps ="
+            f" {trainer.warmup_steps}, run.num_steps = {num_steps}; lower warmup_steps or take 'constant'"
+        )
+
+
+def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
+    try:
+        host, _ = listen_address(config.trainer.listen)
+    except ConfigError as error:
+        yield str(error)
+        return
+    if not is_loopback(host) and not environment.get(TOKEN_VARIABLE):
+        yield (
+            f"trainer.listen = {config.trainer.listen!r} can be reached from other machines:"
+            f" set {TOKEN_VARIABLE} to a secret, here and for every rank, or listen on 127.0.0.1"
+        )
+
+
+def _data(config: Config) -> Iterator[str]:
+    data, held_out = config.data, config.eval
+    if data.source == "jsonl" and data.path is None:
+        yield "data.source = 'jsonl' needs data.path"
+    if data.source != "jsonl" and data.path is not None:
+        yield f"data.path = {data.path!r} conflicts with data.source = {data.source!r}: set data.source = 'jsonl'"
+    for key, path in (("data.path", data.path), ("eval.path", held_out.path)):
+        if path is not None and not Path(path).is_file():
+            what = "is a folder" if Path(path).is_dir() else "does not exist"
+            yield f"{key} = {path!r}: {Path(path).absolute()} {what}; name a JSONL file"
+    if held_out.num_samples == 0 and held_out.every > 0:
+        yield f"eval.every = {held_out.every} conflicts with eval.num_samples = 0, which evaluates never"
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    if not config.rewards:
+        yield "rewards: at least one is needed to train: add [[rewards]] with a name, such as 'math'"
+    elif all(reward.weight == 0 for reward in config.rewards):
+        yield "rewards: every weight is 0, so there is nothing to learn"
+    for index, reward in enumerate(config.rewards):
+        twins = [
+            other for other in config.rewards[:index] if (other.name, other.options) == (reward.name, reward.options)
+        ]
+        if twins:
+            yield f"rewards.{index}: {reward.name!r} with these options is there already: raise its weight instead"

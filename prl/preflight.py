@@ -1,0 +1,204 @@
+"""Is this machine able to run this configuration? Looked at, not tried: no engine and no trainer is started.
+
+``before_start`` takes milliseconds and comes before every run; ``check`` (``prl run --check``) also reads tokenizer and
+data and makes the rewards. What cannot work is a ConfigError; what works and may surprise is a note.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import msgspec
+
+from prl import memory
+from prl.check import cross_check, listen_address, sequences_in_flight
+from prl.config import Config
+from prl.errors import ConfigError
+from prl.models import resolve_model
+from prl.parts import engine_kind
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at."""
+
+    topic: str
+    text: str
+    is_note: bool = False
+    """Nothing is wrong, and yet it may not be what was meant."""
+
+
+def before_start(config: Config) -> list[Finding]:
+    """Everything that can be known without loading anything.
+
+    Raises:
+        ConfigError: the configuration cannot run here.
+        MissingExtraError: the configured engine is not installed.
+    """
+    cross_check(config)
+    kind, why = engine_kind(config)
+    findings = [Finding(topic="engine", text=f"{config.engine.count} x {kind} ({why})")]
+    if config.trainer.kind != "simulated":
+        findings += _model(config)
+        findings.append(_port(config))
+    return findings + _pacing(config)
+
+
+def check(config: Config) -> list[Finding]:
+    """``before_start``, and the tokenizer, the data and the rewards.
+
+    Raises:
+        ConfigError: the configuration cannot run here.
+        MissingExtraError: something optional that it needs is not installed.
+    """
+    from prl.prompts import open_source  # noqa: PLC0415 - only --check reads data here
+    from prl.rewards.scorer import Scorer  # noqa: PLC0415 - only --check makes rewards here
+    from prl.tokenizer import Tokenizer  # noqa: PLC0415 - takes seconds
+
+    findings = before_start(config)
+    scorer = Scorer(config.rewards)
+    names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards)
+    findings.append(Finding(topic="rewards", text=names))
+    tokenizer = Tokenizer.load(resolve_model(config.model))
+    ends = ", ".join(map(str, tokenizer.stop_token_ids))
+    template = "a chat template" if tokenizer.has_template else "no chat template"
+    findings.append(Finding(topic="tokenizer", text=f"{tokenizer.vocab_size} ids, {template}, stops at {ends}"))
+    source = open_source(config, tokenizer, scorer.required_fields)
+    counts = source.statistics()
+    where = config.data.path or f"{config.data.source}, level {config.data.level}"
+    findings.append(Finding(topic="data", text=f"{where}: {counts.num_rows} prompts an epoch"))
+    findings += [Finding(topic="data", text=warning, is_note=True) for warning in counts.warnings]
+    return [*findings, *_held_out(config, len(source.held_out(config.eval.num_samples)))]
+
+
+def _held_out(config: Config, found: int) -> list[Finding]:
+    wanted = config.eval.num_samples
+    if not wanted:
+        return [Finding(topic="held out", text="eval.num_samples = 0: nothing is evaluated", is_note=True)]
+    if found < wanted:
+        text = f"{found} prompts, fewer than eval.num_samples = {wanted}"
+        return [Finding(topic="held out", text=text, is_note=True)]
+    return [Finding(topic="held out", text=f"{found} prompts")]
+
+
+def _model(config: Config) -> list[Finding]:
+    folder = _folder(resolve_model(config.model))
+    if folder is None:
+        text = f"{config.model} is a hub name that is not on this machine: not verified, no memory estimate"
+        return [Finding(topic="model", text=text, is_note=True)]
+    shape = memory.read_shape(folder)
+    if shape.max_positions is not None and config.engine.max_model_len > shape.max_positions:
+        raise ConfigError(
+            f"engine.max_model_len = {config.engine.max_model_len} is longer than the context of {config.model!r}:"
+            f" {folder / 'config.json'} says max_position_embeddings = {shape.max_positions}"
+        )
+    text = f"{config.model}: {_count(shape.num_parameters)} parameters, context {shape.max_positions or 'not stated'}"
+    return [Finding(topic="model", text=text), *_memory(config, shape)]
+
+
+def _folder(model: str) -> Path | None:
+    """The files of a model that is on this machine; None for a hub name that was never downloaded."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - only for hub names
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the same
+
+    try:
+        cached = try_to_load_from_cache(model, "config.json")
+    except HFValidationError as error:
+        raise ConfigError(f"model = {model!r} is neither a folder nor a name on the hub: {error}") from error
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _memory(config: Config, shape: memory.ModelShape) -> list[Finding]:
+    gpus = [] if config.trainer.device == "cpu" else memory.gpu_memory()
+    need = memory.estimate(config, shape, on_gpu=bool(gpus))
+    return _on_gpus(config, need, gpus) if gpus else [_on_cpu(need)]
+
+
+def _on_cpu(need: memory.Need) -> Finding:
+    total, available = memory.machine_memory()
+    text = f"about {_gib(need.total)} in all (engine {_gib(need.engine)}, trainer rank {_gib(need.rank)})"
+    if need.total > total:
+        raise ConfigError(
+            f"memory: this needs {text}, and the machine has {_gib(total)}: lower engine.count, engine.kv_cache_gib,"
+            " trainer.max_tokens_per_microbatch, or take a smaller model"
+        )
+    return Finding(topic="memory", text=f"{text} of {_gib(available)} available", is_note=need.total > available)
+
+
+def _on_gpus(config: Config, need: memory.Need, gpus: list[int]) -> list[Finding]:
+    engine, num_ranks = config.engine, config.trainer.num_ranks
+    wanted = engine.count * engine.tensor_parallel_size + num_ranks
+    share = int(min(gpus) * engine.gpu_memory_utilization) * engine.tensor_parallel_size
+    if need.engine > share:
+        raise ConfigError(
+            f"memory: an engine needs at least {_gib(need.engine)} and may use {_gib(share)} (engine."
+            "gpu_memory_utilization, engine.tensor_parallel_size): raise one of them or lower engine.max_model_len"
+        )
+    if need.rank > min(gpus):
+        raise ConfigError(
+            f"memory: a trainer rank needs about {_gib(need.rank)} and a GPU has {_gib(min(gpus))}: raise"
+            " trainer.num_ranks, lower trainer.max_tokens_per_microbatch or set trainer.activation_checkpointing"
+        )
+    text = f"engine {_gib(need.engine)} or more, trainer rank about {_gib(need.rank)}, GPU {_gib(min(gpus))}"
+    text = f"{wanted} GPUs wanted, {len(gpus)} found; {text}"
+    if wanted > len(gpus) and config.trainer.device == "cuda":
+        raise ConfigError(
+            f"engine.count x engine.tensor_parallel_size + trainer.num_ranks = {engine.count} x"
+            f" {engine.tensor_parallel_size} + {num_ranks} = {wanted} GPUs, and {len(gpus)} are visible"
+        )
+    return [Finding(topic="memory", text=text, is_note=wanted > len(gpus))]
+
+
+def _port(config: Config) -> Finding:
+    """Bind the trainer's port and let it go."""
+    listen = config.trainer.listen
+    host, port = listen_address(listen)
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise ConfigError(
+            f"trainer.listen = {listen!r}: {error.strerror}; name another port, or 0 for any that is free"
+        ) from error
+    return Finding(topic="port", text=f"{listen} is free" if port else f"{host}, any free port")
+
+
+def _pacing(config: Config) -> list[Finding]:
+    """Settings that agree with each other and still leave something idle."""
+    pipeline, trainer, notes = config.pipeline, config.trainer, []
+    batch = pipeline.groups_per_step * pipeline.group_size
+    text = f"{pipeline.groups_per_step} prompts x {pipeline.group_size} completions a step"
+    if pipeline.mode == "conventional":
+        text += f", {pipeline.steps_per_round} steps a round"
+    elif pipeline.max_lag is None:
+        text += ", lag measured, not bounded"
+    else:
+        text += f", lag at most {pipeline.max_lag}"
+        admitted = (pipeline.max_lag + 1) * batch
+        if admitted < sequences_in_flight(config):
+            notes.append(
+                f"the engines hold {sequences_in_flight(config)} sequences and pipeline.max_lag = {pipeline.max_lag}"
+                f" admits {admitted}: the rest of engine.max_num_seqs stays empty"
+            )
+    if trainer.warmup_steps > config.run.num_steps:
+        notes.append(f"trainer.warmup_steps = {trainer.warmup_steps} is not over at step {config.run.num_steps}")
+    return [
+        Finding(topic="pace", text=text),
+        *(Finding(topic="pace", text=note, is_note=True) for note in notes),
+    ]
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / memory.GIB:.1f} GiB"
+
+
+def _count(number: int) -> str:
+    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return str(number)
