@@ -5,7 +5,7 @@ Invariants:
 - It ends in exactly one way: a chunk with a finish, last, or an EngineError that names the engine.
 - The finish is passed on only after the engine's stream has shown that it was the last chunk.
 - Versions never decrease and there are never more than ``max_tokens`` tokens.
-- The wait for a chunk has a deadline, which stands still while the engines are paused.
+- The wait for a chunk has a deadline, which does not run while the engines are paused.
 """
 
 from __future__ import annotations
@@ -21,43 +21,78 @@ CLOSE_TIMEOUT_S = 20.0
 """Longest wait for an engine to free a stream."""
 
 
+class _Wait:
+    """One wait for a chunk."""
+
+    def __init__(self, engine: str, since: float, *, is_first: bool) -> None:
+        self.engine, self.since, self.is_first = engine, since, is_first
+        self.timeout = asyncio.timeout(None)
+
+
 class TokenDeadlines:
-    """The deadlines of every wait for a token, which stop and start together."""
+    """The deadlines of every wait for a token. One timer serves them all, set for the earliest that may be due.
+
+    A stream waits for its first token while its engine serves others; so the first is late only when the whole engine
+    has given no token for the limit, and the next ones are late by themselves.
+    """
 
     def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
+        self._limit_s = limit_s
+        self._waits: set[_Wait] = set()
+        self._moved_at: dict[str, float] = {}
+        self._started_at = 0.0
         self._stopped = False
-        self._waits: set[asyncio.Timeout] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
         """The engines pause: no wait ends."""
         self._stopped = True
-        self._set_all(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def start(self) -> None:
-        """The engines go on: every wait has the whole limit again, as a new version may have to recompute."""
+        """The engines go on, and every wait has the whole limit again."""
         self._stopped = False
-        self._set_all(asyncio.get_running_loop().time() + self.limit_s)
+        self._started_at = asyncio.get_running_loop().time()
+        self._set_timer()
 
-    def _set_all(self, when: float | None) -> None:
-        for wait in self._waits:
-            if not wait.expired():
-                wait.reschedule(when)
-
-    async def next(self, engine: str, chunks: AsyncGenerator[TokenChunk, None]) -> TokenChunk | None:
-        """The next chunk, or None at the end."""
+    async def next(self, engine: str, chunks: AsyncGenerator[TokenChunk, None], *, is_first: bool) -> TokenChunk | None:
+        """The stream's next chunk, or None at its end."""
+        wait = _Wait(engine, asyncio.get_running_loop().time(), is_first=is_first)
+        self._waits.add(wait)
+        if self._timer is None and not self._stopped:
+            self._set_timer()
         try:
-            async with asyncio.timeout(None if self._stopped else self.limit_s) as wait:
-                self._waits.add(wait)
-                try:
-                    return await anext(chunks, None)
-                finally:
-                    self._waits.discard(wait)
+            async with wait.timeout:
+                chunk = await anext(chunks, None)
         except TimeoutError:
-            if not wait.expired():
+            if not wait.timeout.expired():
                 raise
-            limit = f"{self.limit_s:g} s (engine.token_timeout_s)"
+            limit = f"{self._limit_s:g} s (engine.token_timeout_s)"
             raise EngineError(f"{engine} gave an open stream no token for {limit}") from None
+        finally:
+            self._waits.discard(wait)
+        self._moved_at[engine] = asyncio.get_running_loop().time()
+        return chunk
+
+    def _due(self, wait: _Wait) -> float:
+        moved_at = self._moved_at.get(wait.engine, 0.0) if wait.is_first else 0.0
+        return max(wait.since, moved_at, self._started_at) + self._limit_s
+
+    def _set_timer(self) -> None:
+        """Waits that begin later are due later, so the timer is never late for one."""
+        if self._waits:
+            earliest = min(self._due(wait) for wait in self._waits)
+            self._timer = asyncio.get_running_loop().call_at(earliest, self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        for wait in [wait for wait in self._waits if self._due(wait) <= now]:
+            self._waits.remove(wait)
+            wait.timeout.reschedule(now)
+        self._set_timer()
 
 
 class GuardedStream:
@@ -80,12 +115,12 @@ class GuardedStream:
         """
         if self._finished:
             return None
-        chunk = await self._deadlines.next(self._engine, self._chunks)
+        chunk = await self._deadlines.next(self._engine, self._chunks, is_first=self._num_tokens == 0)
         if chunk is None:
             self._refuse("ended without a finish")
         self._check(chunk)
         if chunk.finish is not None:
-            if await self._deadlines.next(self._engine, self._chunks) is not None:
+            if await self._deadlines.next(self._engine, self._chunks, is_first=False) is not None:
                 self._refuse("went on after its finish")
             self._finished = True
         return chunk

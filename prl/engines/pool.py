@@ -6,7 +6,7 @@ Invariants:
   or its consumer closed it. Whichever it is, the engine's stream is closed and uncounted before the pool's ends.
 - A stream is admitted only while the pool is not paused. Pausing shuts this gate before it asks the engines, and only a
   resume of every engine opens it again, so no stream is ever admitted to engines that serve different versions.
-- The wait for a token has a deadline, which stands still while the pool is paused.
+- The wait for a token has a deadline, which does not run while the pool is paused.
 - Pause, load, resume, connect and score are done by all engines or fail: the error names each engine that failed, the
   others are not waited for. After a load that failed nothing resumes until one has succeeded.
 - Closing is bounded in time and reaches every engine, whatever state it is in.
@@ -24,7 +24,7 @@ from prl.config import EngineConfig
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
-from prl.errors import EngineDeadError, EngineError
+from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
@@ -254,7 +254,7 @@ class EnginePool:
 def _as_one(call: str, failures: dict[str, Exception], num_engines: int) -> Exception:
     """One error for all: a bug as it is, else an EngineError that names each engine."""
     for error in failures.values():
-        if not isinstance(error, EngineError):
+        if not isinstance(error, PrlError):
             return error
     dead = any(isinstance(error, EngineDeadError) for error in failures.values())
     what = "; ".join(f"{name}: {error}" for name, error in failures.items())

@@ -20,6 +20,7 @@ from collections.abc import AsyncGenerator
 from typing import Literal
 
 from prl.engines.base import Decoding, EngineStatistics
+from prl.engines.meter import Meter
 from prl.engines.simulated_stream import FIRST_VERSION_TOKEN, Script, Stream, StreamFault
 from prl.errors import EngineDeadError, EngineError
 from prl.simulation import CHECKPOINT, CallFault, CallFaults, Meeting, draw, sequence_logprobs
@@ -40,7 +41,8 @@ class SimulatedEngine:
         self._faults = CallFaults(script.calls)
         self._running: list[Stream] = []
         self._waiting: deque[Stream] = deque()
-        self._num_requests = self._tokens_generated = self._version = 0
+        self._num_requests = self._version = 0
+        self._meter = Meter()
         self._weights = CHECKPOINT
         self._refusal: str | None = "it is not open"
         self._death: str | None = None
@@ -49,14 +51,14 @@ class SimulatedEngine:
         self._step_ended = asyncio.Event()
         self._timers: dict[Literal["step", "death"], asyncio.TimerHandle] = {}
         self._meeting: Meeting | None = None
-        self._opened_at = self._accounted_at = self._busy_s = 0.0
+        self._opened_at = 0.0
 
     async def open(self) -> None:
         """Take ``open_s`` to start."""
         await self._call("open")
         await asyncio.sleep(self._script.open_s)
         self._refusal = None
-        self._opened_at = self._accounted_at = self._now()
+        self._opened_at = self._now()
         if self._script.die_at_s is not None:
             self._set_timer("death", self._script.die_at_s)
 
@@ -77,17 +79,16 @@ class SimulatedEngine:
                     raise chunk
                 yield chunk
         finally:
-            self._account()
             if stream in self._running:
                 self._running.remove(stream)
             elif stream in self._waiting:
                 self._waiting.remove(stream)
+            self._note_streams()
 
     async def pause(self) -> None:
         """Let the step under way end and start no other."""
         await self._call("pause")
-        self._account()
-        self._paused = True
+        self._set_paused(True)
         if "step" in self._timers:
             self._step_ended.clear()
             await self._step_ended.wait()
@@ -114,8 +115,7 @@ class SimulatedEngine:
         """Go on with the next decode step."""
         await self._call("resume")
         self._check_serves()
-        self._account()
-        self._paused = False
+        self._set_paused(False)
         self._start_step()
 
     async def score(self, token_ids: list[int]) -> list[float]:
@@ -131,12 +131,11 @@ class SimulatedEngine:
 
     def statistics(self) -> EngineStatistics:
         """A snapshot."""
-        self._account()
         return EngineStatistics(
             version=self._version,
             running=len(self._running) + len(self._waiting),
-            tokens_generated=self._tokens_generated,
-            busy_s=self._busy_s,
+            tokens_generated=self._meter.num_tokens,
+            busy_s=self._meter.busy_s(),
             paused=self._paused,
             dead=self._death is not None,
         )
@@ -172,16 +171,15 @@ class SimulatedEngine:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _account(self) -> None:
-        """Add the time since the last change of state to ``busy_s``; to be called before each change."""
-        now = self._now()
-        if (self._running or self._waiting) and not self._paused and self._death is None:
-            self._busy_s += now - self._accounted_at
-        self._accounted_at = now
+    def _set_paused(self, paused: bool) -> None:
+        self._paused = paused
+        self._meter.update(paused=paused)
+
+    def _note_streams(self) -> None:
+        self._meter.update(num_streams=len(self._running) + len(self._waiting))
 
     def _die(self, reason: str) -> None:
         if self._death is None:
-            self._account()
             self._death = reason
             self._stop(EngineDeadError(reason))
             self._died.set()
@@ -192,11 +190,11 @@ class SimulatedEngine:
             timer.cancel()
         self._timers.clear()
         self._step_ended.set()
-        self._account()
         for stream in (*self._running, *self._waiting):
             stream.outbox.put_nowait(error)
         self._running.clear()
         self._waiting.clear()
+        self._note_streams()
 
     # ---- the decode loop ---------------------------------------------------------------------------------------------
 
@@ -214,8 +212,8 @@ class SimulatedEngine:
             decoding=decoding,
             script=self._script,
         )
-        self._account()
         self._waiting.append(stream)
+        self._note_streams()
         self._start_step()
         return stream
 
@@ -241,12 +239,12 @@ class SimulatedEngine:
             self._set_timer("step", self._script.base_s + self._script.per_seq_s * len(self._running))
 
     def _end_step(self) -> None:
-        self._account()
         del self._timers["step"]
         try:
             self._advance_streams()
         except Exception as error:  # noqa: BLE001 - a timer has no caller: the streams and failed() report the bug
             self._die(f"{self.name} died of a bug: {error!r}")
+        self._note_streams()
         self._step_ended.set()
         if self._death is None:
             self._start_step()
@@ -256,7 +254,7 @@ class SimulatedEngine:
         for stream in tuple(self._running):
             had = stream.num_tokens
             outcome = stream.advance(now=now, age_s=now - self._opened_at, version=self._version, weights=self._weights)
-            self._tokens_generated += stream.num_tokens - had
+            self._meter.count(stream.num_tokens - had)
             if outcome == "ended":
                 self._running.remove(stream)
             elif outcome == "kills":
