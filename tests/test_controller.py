@@ -1,0 +1,423 @@
+"""The controller over simulated engines and a simulated trainer, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prl import virtual_time
+from prl.advantage import leave_one_out
+from prl.batch import make_batch
+from prl.buffer import Buffer
+from prl.config import EngineConfig
+from prl.controller import Controller, Pacing, Step
+from prl.engines.base import Decoding
+from prl.engines.pool import EnginePool
+from prl.engines.simulated import Script, SimulatedEngine, StreamFault
+from prl.errors import EngineDeadError, PrlError, StallError, TrainerError, WeightSyncError
+from prl.failure import FirstFailure, running, together
+from prl.rollout import Rollout, stream_seed
+from prl.simulation import MANIFEST, CallFault
+from prl.sync import WeightSync
+from prl.trainer.simulated import SimulatedTrainer, TrainerScript
+from prl.types import Batch, Completion, Group, Prompt, Score, Verdict
+
+DECODING = Decoding(temperature=1.0, max_tokens=200, stop_token_ids=[0])
+
+
+class Numbers:
+    """A source whose prompt i is the token i + 2, without end."""
+
+    def __init__(self) -> None:
+        self.cursor = 0
+
+    def next(self) -> Prompt:
+        """The next number."""
+        self.cursor += 1
+        number = self.cursor - 1
+        return Prompt(id=number, token_ids=[number + 2], text=str(number), messages=[], fields={})
+
+    def seek(self, cursor: int) -> None:
+        """Go on from there."""
+        self.cursor = cursor
+
+
+async def parity(completion: Completion, _: Prompt) -> Verdict:
+    """Reward 1 for an even first token."""
+    return Score(reward=float(completion.token_ids[0] % 2 == 0))
+
+
+class Run(msgspec.Struct):
+    """A controller with the parts it was made of."""
+
+    controller: Any
+    trainer: Any
+    engines: Any
+    buffer: Any
+    source: Any
+
+    async def steps(self, count: int) -> list[Step]:
+        """Take ``count`` steps."""
+        return [await self.controller.step() for _ in range(count)]
+
+
+@asynccontextmanager
+async def controller_over(
+    *,
+    max_lag: int | None = 1,
+    groups_per_step: int = 4,
+    group_size: int = 2,
+    steps_per_round: int = 1,
+    num_engines: int = 2,
+    script: Script | None = None,
+    trainer: SimulatedTrainer | None = None,
+    score: Callable[[Completion, Prompt], Any] = parity,
+    seed: int | None = None,
+    state: dict[str, Any] | None = None,
+    stall_timeout_s: float = 1000.0,
+) -> AsyncIterator[Run]:
+    """Start a controller on simulated parts, as the pipeline does."""
+    failure = FirstFailure()
+    config = EngineConfig(count=num_engines, max_num_seqs=8, token_timeout_s=1e6)
+    script = script or Script()
+    engines = EnginePool(
+        [SimulatedEngine(index=i, max_num_seqs=8, script=script, seed=0) for i in range(num_engines)],
+        config,
+        gate_timeout_s=60,
+    )
+    trainer = trainer or SimulatedTrainer(step_s=0.2)
+    source = Numbers()
+    slots = (num_engines * 8) // group_size + groups_per_step if max_lag is None else groups_per_step * (max_lag + 1)
+    buffer = Buffer(slots * steps_per_round, order="completion" if max_lag is None else "admission")
+    rollout = Rollout(
+        engines, score, str, decoding=DECODING, group_size=group_size, timeout_s=1e5, failure=failure, seed=seed
+    )
+    sync = WeightSync(
+        trainer,
+        engines,
+        transport="gloo",
+        manifest=MANIFEST,
+        probe=[1, 2, 3],
+        tolerance=1e-9,
+        timeout_s=60,
+        verify_every=1,
+    )
+
+    async def batch(step: int, groups: list[Group]) -> Batch:
+        return make_batch(step, groups, advantage=leave_one_out, num_ranks=2, max_tokens_per_microbatch=512)
+
+    try:
+        opened = await together({}, "open", trainer=trainer.open, engines=engines.open)
+        group = engines.weight_group(transport="gloo", address="simulated", port=1, timeout_s=60)
+        await together({}, "join", trainer=lambda: trainer.connect(group), engines=lambda: engines.connect(group))
+        controller = Controller(
+            source=source,
+            engines=engines,
+            trainer=trainer,
+            rollout=rollout,
+            buffer=buffer,
+            make_batch=batch,
+            sync=sync,
+            pacing=Pacing(
+                groups_per_step=groups_per_step,
+                steps_per_round=steps_per_round,
+                max_consecutive_drops=20,
+                stall_timeout_s=stall_timeout_s,
+            ),
+            failure=failure,
+            first_step=opened["trainer"].step,
+        )
+        if state is not None:
+            controller.restore(state)
+        await sync.push(opened["trainer"].step)
+        async with running(controller.run()):
+            yield Run(controller, trainer, engines, buffer, source)
+    finally:
+        await trainer.close()
+        await engines.close()
+
+
+def lags(trainer: SimulatedTrainer) -> list[int]:
+    """The lag of the oldest token of each trained sample."""
+    return [
+        batch.step - min(version for version in sample.versions if version >= 0)
+        for _, batch in trainer.trained
+        for sample in batch.samples
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    max_lag=st.integers(0, 4),
+    groups_per_step=st.integers(1, 4),
+    group_size=st.sampled_from([1, 2, 4]),
+    num_engines=st.integers(1, 3),
+    step_s=st.sampled_from([0.001, 0.2, 5.0]),
+)
+def test_the_whole_controller_keeps_the_lag_bound(
+    max_lag: int, groups_per_step: int, group_size: int, num_engines: int, step_s: float
+) -> None:
+    """Off-by-one in the staleness bound: no sample's oldest token is ever more than max_lag steps old when trained."""
+
+    async def main() -> list[int]:
+        trainer = SimulatedTrainer(step_s=step_s)
+        async with controller_over(
+            max_lag=max_lag,
+            groups_per_step=groups_per_step,
+            group_size=group_size,
+            num_engines=num_engines,
+            trainer=trainer,
+        ) as run:
+            await run.steps(8)
+        return lags(trainer)
+
+    assert max(virtual_time.run(main())) <= max_lag
+
+
+@pytest.mark.parametrize("max_lag", [1, 2, 4])
+def test_the_lag_bound_is_reached(max_lag: int) -> None:
+    """The bound is a bound and not twice a bound: with a slow trainer some sample is exactly max_lag steps old."""
+
+    async def main() -> list[int]:
+        trainer = SimulatedTrainer(step_s=60.0)
+        async with controller_over(max_lag=max_lag, trainer=trainer) as run:
+            await run.steps(8)
+        return lags(trainer)
+
+    assert max(virtual_time.run(main())) == max_lag
+
+
+def test_sequences_live_through_several_versions() -> None:
+    """In flight: with long sequences and a quick trainer one sample holds tokens of several versions."""
+
+    async def main() -> int:
+        script = Script(length_median=100, length_sigma=0.5)
+        async with controller_over(max_lag=None, script=script, trainer=SimulatedTrainer(step_s=0.05)) as run:
+            return max(step.num_versions_max for step in await run.steps(12))
+
+    assert virtual_time.run(main()) >= 2
+
+
+def test_prompts_are_trained_once_and_in_order() -> None:
+    """Each prompt is trained exactly once, in the order of admission, whatever the lengths."""
+
+    async def main() -> list[int]:
+        async with controller_over(max_lag=2) as run:
+            return [group.prompt.id for step in await run.steps(10) for group in step.groups]
+
+    assert virtual_time.run(main()) == list(range(40))
+
+
+def test_max_lag_0_equals_an_alternating_loop() -> None:
+    """Synchronous, exactly: the batches and weights are those of sample, train, push, sample ... written plainly."""
+
+    async def pipelined() -> tuple[list[Batch], bytes]:
+        trainer = SimulatedTrainer(step_s=0.2)
+        async with controller_over(max_lag=0, seed=7, trainer=trainer) as run:
+            await run.steps(6)
+        return [batch for _, batch in trainer.trained], trainer.weights
+
+    async def alternating() -> tuple[list[Batch], bytes]:
+        engine, trainer = SimulatedEngine(index=0, max_num_seqs=8, script=Script(), seed=0), SimulatedTrainer()
+        source, batches = Numbers(), []
+        await engine.open()
+        await trainer.open()
+        pool = EnginePool([engine], EngineConfig(), gate_timeout_s=60)
+        group = pool.weight_group(transport="gloo", address="alternating", port=1, timeout_s=60)
+        await together({}, "", trainer=lambda: trainer.connect(group), engine=lambda: engine.connect(group, 1))
+        sync = WeightSync(
+            trainer,
+            pool,
+            transport="gloo",
+            manifest=MANIFEST,
+            probe=[1, 2],
+            tolerance=1e-9,
+            timeout_s=60,
+            verify_every=1,
+        )
+        await sync.push(0)
+        for step in range(6):
+            groups = []
+            for _ in range(4):
+                prompt, completions = source.next(), []
+                for member in range(2):
+                    decoding = msgspec.structs.replace(DECODING, seed=stream_seed(7, prompt.id, member, 0))
+                    async with aclosing(engine.generate(prompt.token_ids, decoding)) as stream:
+                        chunks = [chunk async for chunk in stream]
+                    completions.append(
+                        Completion(
+                            token_ids=[t for chunk in chunks for t in chunk.token_ids],
+                            logprobs=[p for chunk in chunks for p in chunk.logprobs],
+                            versions=[chunk.version for chunk in chunks for _ in chunk.token_ids],
+                            text="",
+                            finish=chunks[-1].finish,  # type: ignore[arg-type]
+                        )
+                    )
+                scores = [await parity(completion, prompt) for completion in completions]
+                groups.append(Group(prompt=prompt, completions=completions, scores=scores))  # type: ignore[arg-type]
+            batch = make_batch(step, groups, advantage=leave_one_out, num_ranks=2, max_tokens_per_microbatch=512)
+            batches.append(batch)
+            await trainer.train(batch)
+            await sync.push(step + 1)
+        return batches, trainer.weights
+
+    expected_batches, expected_weights = virtual_time.run(alternating())
+    batches, weights = virtual_time.run(pipelined())
+    assert [msgspec.to_builtins(batch) for batch in batches] == [msgspec.to_builtins(b) for b in expected_batches]
+    assert weights == expected_weights
+
+
+def test_conventional_rounds() -> None:
+    """In conventional mode a round's samples are all of the version that began it, so the lag runs 0 .. G - 1."""
+
+    async def main() -> list[list[int]]:
+        trainer = SimulatedTrainer(step_s=0.2)
+        async with controller_over(max_lag=0, steps_per_round=4, trainer=trainer) as run:
+            await run.steps(8)
+        return [
+            sorted({batch.step - v for s in batch.samples for v in s.versions if v >= 0})
+            for _, batch in trainer.trained
+        ]
+
+    assert virtual_time.run(main()) == [[0], [1], [2], [3]] * 2
+
+
+def test_resuming_trains_every_prompt_once() -> None:
+    """Data position lost or ahead of training: prompts in flight at the checkpoint are issued again first, and once."""
+
+    async def part(count: int, state: dict[str, Any] | None) -> tuple[list[int], dict[str, Any]]:
+        async with controller_over(max_lag=2, state=state) as run:
+            steps = await run.steps(count)
+            saved = msgspec.json.decode(msgspec.json.encode(run.controller.state()))
+        return [group.prompt.id for step in steps for group in step.groups], saved
+
+    async def main() -> list[int]:
+        first, state = await part(3, None)
+        assert len(state["untrained"]) > 0
+        second, _ = await part(3, state)
+        return first + second
+
+    assert virtual_time.run(main()) == list(range(24))
+
+
+async def broken_reward(_: Completion, __: Prompt) -> Verdict:
+    """A reward with a bug."""
+    raise TypeError("unsupported operand")
+
+
+@pytest.mark.parametrize(
+    ("parts", "error", "says"),
+    [
+        ({"score": broken_reward}, TypeError, "unsupported operand"),
+        ({"script": Script(die_at_s=3.0)}, EngineDeadError, "engine-0 died"),
+        ({"trainer": SimulatedTrainer(script=TrainerScript(die_at_s=3.0))}, TrainerError, "died"),
+        (
+            {"trainer": SimulatedTrainer(script=TrainerScript(calls=(CallFault(call="train", nth=2, kind="raise"),)))},
+            TrainerError,
+            "train",
+        ),
+        (
+            {"script": Script(calls=(CallFault(call="load", nth=2, kind="hang"),))},
+            WeightSyncError,
+            "weights.timeout_s",
+        ),
+        (
+            {"script": Script(calls=(CallFault(call="load", nth=2, kind="raise"),))},
+            WeightSyncError,
+            "side of the engines",
+        ),
+        ({"script": Script(streams=(StreamFault(kind="abort", token=3),))}, PrlError, "20 rollouts in a row"),
+    ],
+    ids=["bug in a reward", "dead engine", "dead trainer", "failing step", "hung load", "failed load", "all aborted"],
+)
+def test_a_failure_is_raised_from_step_as_it_was(parts: dict[str, Any], error: type[Exception], says: str) -> None:
+    """Exceptions of fire-and-forget tasks are not swallowed: a failure ends the current or next step, unwrapped."""
+
+    async def main() -> None:
+        async with controller_over(**parts) as run:
+            await run.steps(1000)
+
+    with pytest.raises(error, match=says) as caught:
+        virtual_time.run(main())
+    assert type(caught.value) is error
+
+
+def test_a_stall_says_who_waits_for_whom() -> None:
+    """One lost rollout blocks the batch for ever: nothing moving for stall_timeout_s ends the run with the chain."""
+
+    async def main() -> None:
+        stalled = Script(streams=(StreamFault(kind="stall", request=5, token=3),))
+        async with controller_over(script=stalled, stall_timeout_s=30.0) as run:
+            await run.steps(1000)
+
+    with pytest.raises(StallError, match=r"waits for batch \d+ <- prompts \d+ <- engine-0 \(\d+ streams\)"):
+        virtual_time.run(main())
+
+
+def test_dropped_rollouts_are_counted_and_refilled() -> None:
+    """Failed members are not zeros: they leave their group, a group without two survivors is replaced and counted."""
+
+    async def main() -> tuple[list[Step], Any]:
+        aborts = tuple(StreamFault(kind="abort", request=request, token=1) for request in range(2, 40))
+        async with controller_over(script=Script(streams=aborts), num_engines=1) as run:
+            return await run.steps(6), run.buffer.statistics()
+
+    steps, slots = virtual_time.run(main())
+    assert all(len(step.groups) == 4 for step in steps)
+    assert sum(count for step in steps for count in step.report.dropped.values()) > 0
+    assert slots.trained == 24
+
+
+def test_the_report_adds_up() -> None:
+    """A step's numbers agree with what was trained: samples, tokens, versions, rates, shares in 0 .. 1."""
+
+    async def main() -> list[Step]:
+        async with controller_over(max_lag=1) as run:
+            return await run.steps(5)
+
+    for number, step in enumerate(virtual_time.run(main()), start=1):
+        report = step.report
+        lengths = [len(c.token_ids) for group in step.groups for c in group.completions]
+        assert (report.step, report.version, report.samples) == (number, number, 8)
+        assert report.tokens_trained == sum(lengths)
+        assert report.length_mean == sum(lengths) / 8
+        assert report.gen_tok_s == pytest.approx(report.tokens_generated / report.time_s)
+        assert 0 <= report.engine_busy <= 1
+        assert 0 < report.trainer_busy <= 1
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+@pytest.mark.parametrize("max_lag", [None, 0, 1, 2, 4])
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_short_runs_end(num_steps: int, max_lag: int | None, group_size: int) -> None:
+    """Short runs: for every small number of steps and every bound, pushes equal steps (and the first), and all ends."""
+
+    async def main() -> tuple[int, dict[str, int]]:
+        async with controller_over(max_lag=max_lag, group_size=group_size) as run:
+            await run.steps(num_steps)
+            return run.controller.step_number, run.engines.statistics().versions
+
+    step_number, versions = virtual_time.run(main())
+    assert step_number == num_steps
+    assert versions == {"engine-0": num_steps, "engine-1": num_steps}
+
+
+def test_leaving_frees_every_stream() -> None:
+    """Leaked requests: after the loops end no engine runs a stream."""
+
+    async def main() -> dict[str, int]:
+        async with controller_over() as run:
+            await run.steps(2)
+            engines = run.engines
+        await asyncio.sleep(0)
+        running_streams: dict[str, int] = engines.statistics().running
+        return running_streams
+
+    assert virtual_time.run(main()) == {"engine-0": 0, "engine-1": 0}
