@@ -114,7 +114,8 @@ def test_the_lag_never_exceeds_the_bound(
     lags, trained, dropped = virtual_time.run(simulate(max_lag, groups_per_step, drop_share, train_s, seed))
     assert max(lags) <= max_lag
     assert trained == sorted(trained), "trained in the order of admission"
-    assert sorted({*trained, *dropped}) == list(range(max(trained) + 1)), "nothing before the last was left out"
+    lost = set(range(max(trained))) - {*trained, *dropped}
+    assert not lost, "nothing before the last trained was left out"
 
 
 @pytest.mark.parametrize("max_lag", [1, 2, 4])
