@@ -1,7 +1,7 @@
 """Checks that span fields of the configuration: what each field allows alone and no run can do together.
 
 Every conflict is one line that names the keys, their values and a way out; all are reported at once. Nothing here looks
-at the machine beyond the environment and whether a named file exists; ``preflight.py`` does.
+at the machine beyond its environment variables; ``preflight.py`` does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import PurePath
 
 from prl import settings
 from prl.config import Config
@@ -65,7 +65,7 @@ def is_loopback(host: str) -> bool:
 
 def _run(config: Config) -> Iterator[str]:
     name = config.run.name
-    if name in {"", ".", ".."} or Path(name).name != name or not name.isprintable():
+    if name in {"", ".", ".."} or PurePath(name).name != name or not name.isprintable():
         yield f"run.name = {name!r} must be one folder name; --run-dir names another place"
 
 
@@ -142,10 +142,6 @@ def _data(config: Config) -> Iterator[str]:
         yield "data.source = 'jsonl' needs data.path"
     if data.source != "jsonl" and data.path is not None:
         yield f"data.path = {data.path!r} conflicts with data.source = {data.source!r}: set data.source = 'jsonl'"
-    for key, path in (("data.path", data.path), ("eval.path", held_out.path)):
-        if path is not None and not Path(path).is_file():
-            what = "is a folder" if Path(path).is_dir() else "does not exist"
-            yield f"{key} = {path!r}: {Path(path).absolute()} {what}; name a JSONL file"
     if held_out.num_samples == 0 and held_out.every > 0:
         yield f"eval.every = {held_out.every} conflicts with eval.num_samples = 0, which evaluates never"
 

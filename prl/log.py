@@ -5,6 +5,7 @@
   library's logger ``prl``, which is silent until the host gives it a handler.
 - A line is always valid JSON: a number that is not finite is null, a value that JSON cannot hold is its ``repr``.
 - Logging never stops a run: a disk that is full costs lines, counted, and one warning.
+- People see a warning of one kind at most every few seconds, with the number of those kept back; the file has them all.
 - Lines are buffered, and written at least once a second, at every warning or error, and at the end.
 """
 
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +27,7 @@ import msgspec
 import structlog
 
 _FLUSH_INTERVAL_S = 1.0
+_REPEAT_INTERVAL_S = 10.0
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 logging.getLogger("prl").addHandler(logging.NullHandler())
@@ -67,17 +71,30 @@ class EventLog:
         self._lock = threading.Lock()
         self._buffer: list[bytes] = []
         self._flushed_at = time.monotonic()
+        self._shown: dict[str, tuple[float, int]] = {}
+        """Per kind of warning: when it was shown, and how many came since."""
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
-    def write(self, event: MutableMapping[str, Any]) -> None:
-        """Keep one event; show it when it is a warning or worse."""
+    def write(self, event: MutableMapping[str, Any], *, show: bool = True) -> None:
+        """Keep one event; show it (unless ``show`` says no) when it is a warning or worse."""
         urgent = _LEVELS.get(event.get("level", "info"), 0) >= _LEVELS["warning"]
         with self._lock:
             self._buffer.append(encode(event))
             if urgent or time.monotonic() - self._flushed_at >= _FLUSH_INTERVAL_S:
                 self._flush()
-        if urgent:
-            _show(event, self._console)
+        if show and urgent and (repeats := self._due(str(event.get("event")))) is not None:
+            _show({**event, "not_shown": repeats} if repeats else event, self._console)
+
+    def _due(self, kind: str) -> int | None:
+        """None when this kind of warning was shown a moment ago, else how many were kept back since."""
+        with self._lock:
+            now = time.monotonic()
+            shown_at, repeats = self._shown.get(kind, (-_REPEAT_INTERVAL_S, 0))
+            if now - shown_at < _REPEAT_INTERVAL_S:
+                self._shown[kind] = shown_at, repeats + 1
+                return None
+            self._shown[kind] = now, 0
+            return repeats
 
     def flush(self) -> None:
         """Write what is buffered."""
@@ -126,21 +143,13 @@ def configure(run_dir: Path, console: Console | None = None) -> EventLog:
     return _sink
 
 
-def get_logger(name: str) -> Any:
-    """A structlog logger for the module ``name``: ``log.info("engine ready", engine="engine-0", start_s=3.2)``."""
-    logger = structlog.wrap_logger(
-        None,
-        processors=[_add_facts, structlog.processors.ExceptionRenderer(), _emit],
-        wrapper_class=structlog.make_filtering_bound_logger(0),
-        context_class=dict,
-    )
-    return logger.bind(logger=name.removeprefix("prl."))
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _add_facts(_: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Time and level first, so that a line reads from the left."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return {"time": now, "level": level, "event": event.pop("event", ""), **event}
+    return {"time": _now(), "level": level, "event": event.pop("event", ""), **event}
 
 
 def _emit(_: Any, __: str, event: MutableMapping[str, Any]) -> Any:
@@ -150,6 +159,45 @@ def _emit(_: Any, __: str, event: MutableMapping[str, Any]) -> Any:
     else:
         _show(event, None)
     raise structlog.DropEvent
+
+
+_PROCESSORS: list[Any] = [_add_facts, structlog.processors.ExceptionRenderer(), _emit]
+_LOGGER_CLASS = structlog.make_filtering_bound_logger(0)
+
+
+def get_logger(name: str) -> Any:
+    """A structlog logger for the module ``name``: ``log.info("engine ready", engine="engine-0", start_s=3.2)``."""
+    logger = structlog.wrap_logger(None, processors=_PROCESSORS, wrapper_class=_LOGGER_CLASS, context_class=dict)
+    return logger.bind(logger=name.removeprefix("prl."))
+
+
+class _FromLogging(logging.Handler):
+    """Records of other libraries, into the events of the run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it; people see errors only, as the warnings of libraries are not for them."""
+        event = {"level": record.levelname.lower(), "logger": record.name, "event": record.getMessage()}
+        event = {"time": _now(), **event}
+        sink = _sink
+        if sink is None:
+            sys.stderr.write(f"{event['level']}: {record.name}: {event['event']}\n")
+        else:
+            sink.write(event, show=record.levelno >= logging.ERROR)
+
+
+@contextmanager
+def captured() -> Iterator[None]:
+    """For the program ``prl`` alone: other libraries' warnings and whatever uses structlog go to the events too."""
+    handler = _FromLogging(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    logging.captureWarnings(capture=True)
+    structlog.configure(processors=_PROCESSORS, wrapper_class=_LOGGER_CLASS, cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+        logging.captureWarnings(capture=False)
+        logging.getLogger().removeHandler(handler)
 
 
 def describe(event: MutableMapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ def before_start(config: Config) -> list[Finding]:
         MissingExtraError: the configured engine is not installed.
     """
     cross_check(config)
+    _files(config)
     kind, why = engine_kind(config)
     findings = [Finding(topic="engine", text=f"{config.engine.count} x {kind} ({why})")]
     if config.trainer.kind != "simulated":
@@ -71,6 +72,13 @@ def check(config: Config) -> list[Finding]:
     return [*findings, *_held_out(config, len(source.held_out(config.eval.num_samples)))]
 
 
+def _files(config: Config) -> None:
+    for key, path in (("data.path", config.data.path), ("eval.path", config.eval.path)):
+        if path is not None and not Path(path).is_file():
+            what = "is a folder" if Path(path).is_dir() else "does not exist"
+            raise ConfigError(f"{key} = {path!r}: {Path(path).absolute()} {what}; name a JSONL file")
+
+
 def _held_out(config: Config, found: int) -> list[Finding]:
     wanted = config.eval.num_samples
     if not wanted:
@@ -98,7 +106,7 @@ def _model(config: Config) -> list[Finding]:
 
 def _folder(model: str) -> Path | None:
     """The files of a model that is on this machine; None for a hub name that was never downloaded."""
-    if Path(model).is_dir():
+    if Path(model).is_dir() or Path(model).is_absolute():
         return Path(model)
     from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - only for hub names
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the same

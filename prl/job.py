@@ -1,0 +1,184 @@
+"""One run from the command line: signals, panel, exit code. What it runs is ``Pipeline``; nothing is decided here.
+
+    start-up   first signal: cancel, end what was started, 130
+    steps      first signal: finish the step, save, 0       second signal, any time: kill every child, 130
+    the end    the report of what was learned, 0            a failure: its cause in one message, 1
+
+The second signal is a plain signal handler, not the event loop's, so that it works while the loop is blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from prl import log, preflight, summary
+from prl.config import Config
+from prl.errors import ConfigError, MissingExtraError, PrlError
+from prl.evaluate import Evaluation
+from prl.panel import Panel, make_panel
+from prl.pipeline import Pipeline
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h\n"
+
+
+class Job:
+    """``prl run``."""
+
+    def __init__(self, config: Config, *, run_dir: str | None, resume: bool, plain: bool) -> None:
+        """Look at the machine. Raises ConfigError or MissingExtraError; nothing is started."""
+        preflight.before_start(config)
+        self._config, self._run_dir, self._resume = config, run_dir, resume
+        self._console = Console()
+        self._plain = plain
+        self._stop = asyncio.Event()
+        self._starting: asyncio.Task[int] | None = None
+        self._shown: Evaluation | None = None
+        self._pipeline: Pipeline | None = None
+
+    def run(self) -> int:
+        """Run to an exit code. Raises ConfigError or MissingExtraError, with nothing left running."""
+        loop = _new_event_loop()
+        executor = ThreadPoolExecutor(thread_name_prefix="prl")
+        loop.set_default_executor(executor)
+        asyncio.set_event_loop(loop)
+        try:
+            return loop.run_until_complete(self._main())
+        finally:
+            # A thread that hangs in a reward must not keep the process: whoever owns the process decides (cli.py).
+            executor.shutdown(wait=False, cancel_futures=True)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    async def _main(self) -> int:
+        self._starting = asyncio.current_task()
+        title, num_steps = self._config.run.name, self._config.run.num_steps
+        with log.captured(), closing(self._panel(title, num_steps)) as panel, self._signals(panel):
+            code, message = await self._outcome(panel)
+        if message:
+            sys.stdout.flush()
+            sys.stderr.write(message)
+            sys.stderr.flush()
+        if code == OK:
+            self._report()
+        return code
+
+    def _panel(self, title: str, num_steps: int) -> Panel:
+        return make_panel(self._console, title=title, num_steps=num_steps, plain=self._plain)
+
+    async def _outcome(self, panel: Panel) -> tuple[int, str]:
+        """Run, and turn how it ended into an exit code and a message for stderr."""
+        try:
+            await self._train(panel)
+        except asyncio.CancelledError:
+            return INTERRUPTED, "prl: interrupted at start-up; everything that was started has ended\n"
+        except (ConfigError, MissingExtraError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the process's last word on any failure
+            return FAILED, self._failure(error)
+        return OK, ""
+
+    async def _train(self, panel: Panel) -> None:
+        """The loop that a run is."""
+        pipeline = self._pipeline = Pipeline(
+            self._config, run_dir=self._run_dir, resume=self._resume, on_stage=panel.stage, console=self._console
+        )
+        async with pipeline:
+            self._starting = None
+            self._show_evaluation(panel, pipeline)
+            while pipeline.step_number < self._config.run.num_steps and not self._stop.is_set():
+                panel.update(await pipeline.step())
+                self._show_evaluation(panel, pipeline)
+        self._show_evaluation(panel, pipeline)
+
+    def _show_evaluation(self, panel: Panel, pipeline: Pipeline) -> None:
+        if pipeline.evaluation is not None and pipeline.evaluation is not self._shown:
+            self._shown = pipeline.evaluation
+            panel.evaluated(self._shown)
+
+    def _failure(self, error: Exception) -> str:
+        """One message; above it the traceback where the error is a bug."""
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        text = str(error) if isinstance(error, PrlError) else f"{type(error).__name__}: {error}"
+        trace = "" if isinstance(error, PrlError) else "".join(traceback.format_exception(error))
+        folder = self._pipeline.run_dir if self._pipeline is not None else None
+        where = f"prl: events and logs are in {folder}\n" if folder is not None and folder.exists() else ""
+        return f"{trace}prl: the run failed: {text}\n{where}"
+
+    def _report(self) -> None:
+        pipeline = self._pipeline
+        if pipeline is not None and pipeline.summary is not None:
+            report = summary.render(pipeline.summary, pipeline.run_dir, latest=pipeline.evaluation)
+            self._console.print(report, highlight=False)
+
+    @contextmanager
+    def _signals(self, panel: Panel) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+        def first() -> None:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, _kill_everything)
+            if self._starting is not None:
+                panel.stage("interrupted: ending what was started")
+                self._starting.cancel()
+            else:
+                panel.stage("stopping after this step, then saving; once more to end at once")
+                self._stop.set()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, first)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                loop.remove_signal_handler(number)
+                signal.signal(number, handler)
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 - not there on every system
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _kill_everything(_: int, __: FrameType | None) -> None:
+    """SIGKILL to every descendant, then leave without another word: what is stuck may not be waited for."""
+    for pid in _descendants(os.getpid()):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    if os.isatty(1):
+        os.write(1, _SHOW_CURSOR)
+    os._exit(INTERRUPTED)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Children, their children and so on. Empty where there is no /proc: there each child watches its parent."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, queue = [], [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
