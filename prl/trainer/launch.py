@@ -1,0 +1,72 @@
+"""How the ranks are started: a torchrun child, or by hand.
+
+Invariants:
+
+- Where to connect and the run's token travel in the environment, never in an argument list that others can read.
+- A run takes a free port for torchrun's own meeting, on loopback, so two runs on one host cannot collide.
+- A rank that ends is never restarted by torchrun: half a step cannot be taken up again, and the controller must know.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+
+from prl.config import Config
+from prl.errors import ConfigError
+
+ADDRESS = "PRL_TRAINER_ADDRESS"
+TOKEN = "PRL_TOKEN"  # noqa: S105 -- the name of a variable
+_WORKER = "prl.trainer.worker"
+
+
+def split_address(listen: str) -> tuple[str, int]:
+    """Host and port of ``trainer.listen``. Raises ConfigError."""
+    host, colon, port = listen.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:  # noqa: PLR2004 -- the largest port
+        raise ConfigError(f"trainer.listen must be host:port with a port from 0 to 65535, got {listen!r}")
+    return host.strip("[]"), int(port)
+
+
+def make_token(config: Config) -> str:
+    """The secret that ranks present: PRL_TOKEN where a person starts them, a random one otherwise.
+
+    Raises:
+        ConfigError: ``trainer.launch`` is external and PRL_TOKEN is not set.
+    """
+    if config.trainer.launch == "torchrun":
+        return secrets.token_hex(16)
+    if not os.environ.get(TOKEN):
+        raise ConfigError(
+            f"trainer.launch = 'external' needs the variable {TOKEN}: set it to the same secret here and for torchrun"
+        )
+    return os.environ[TOKEN]
+
+
+def torchrun_command(num_ranks: int) -> list[str]:
+    """The command that starts ``num_ranks`` ranks on this host."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    options = ["--nproc-per-node", str(num_ranks), "--max-restarts", "0", "--shutdown-timeout", "2"]
+    return [*launcher, *options, "-m", _WORKER]
+
+
+def environment(config: Config, address: str, token: str) -> dict[str, str]:
+    """What the torchrun child has in its environment on top of this process's.
+
+    Threads: without a choice of the user's, each rank gets its share of the cores with every engine counted as one
+    process, at least one; more would take the cores from the engines.
+    """
+    processes = config.trainer.num_ranks + config.engine.count
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    return {
+        ADDRESS: address,
+        TOKEN: token,
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def by_hand(config: Config, address: str) -> str:
+    """The command that a person runs for ``trainer.launch = "external"``; add torchrun's own options for many hosts."""
+    return f"{ADDRESS}={address} {TOKEN}=... torchrun --nproc-per-node {config.trainer.num_ranks} -m {_WORKER}"

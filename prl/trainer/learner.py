@@ -1,0 +1,213 @@
+"""What one rank does with each command: the torch side of the trainer.
+
+Invariants:
+
+- Every method is a collective: all ranks call the same ones in the same order.
+- ``train`` either applies one optimiser step on all ranks or none: the decision is made on one all-reduced vector of
+  sums, which is the same on every rank. The step's number grows either way.
+- A batch that trains no token changes nothing, not even the optimiser's moments.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import resource
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from prl.config import Config
+from prl.errors import TrainerError
+from prl.trainer import checkpoint, shards
+from prl.trainer.base import TrainerReady, TrainReport
+from prl.trainer.export import export
+from prl.trainer.loss import LossTerms, policy_loss
+from prl.trainer.microbatch import pack, whole
+from prl.trainer.model import check_policy, load_policy, parameters_of
+from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tensors
+from prl.trainer.publish import Publisher
+from prl.types import Sample, WeightGroup, WeightUpdate
+
+
+class Learner:
+    """Model, optimiser and step of one rank. Needs the default process group."""
+
+    def __init__(self, config: Config, model: str, resume: Path | None, device: torch.device) -> None:
+        self._config, self._model, self._device = config, model, device
+        rank = dist.get_rank()
+        random.seed(config.seed + rank)
+        np.random.seed((config.seed + rank) % 2**32)  # noqa: NPY002 -- third-party code draws from the global generator
+        torch.manual_seed(config.seed + rank)
+        dtype = getattr(torch, config.trainer.dtype)
+        self.policy = load_policy(
+            model, device, dtype, activation_checkpointing=config.trainer.activation_checkpointing
+        )
+        self.parameters = parameters_of(self.policy)
+        self.optimizer = make_optimizer(self.parameters.values(), config.trainer)
+        self.step = 0
+        if resume is not None:
+            self.step = shards.load(resume, self._checkpointed())
+        self._state = {} if resume is None or rank != 0 else checkpoint.read_state(resume)
+        check_policy(self.policy, device, dtype)
+        self._engine_dtype: torch.dtype = getattr(torch, config.engine.dtype)
+        self._publisher = Publisher(self.policy.tensors, self._engine_dtype, rank)
+
+    def ready(self) -> TrainerReady:
+        """What the controller is told at the start."""
+        return TrainerReady(
+            step=self.step,
+            manifest=self._publisher.manifest,
+            state=self._state,
+            num_parameters=sum(parameter.numel() for parameter in self.parameters.values()),
+            memory_bytes=_resident_bytes(),
+        )
+
+    def train(self, step: int, microbatches: list[list[Sample]], num_sequences: int) -> TrainReport:
+        """One optimiser step, on this rank's micro-batches and those of the others.
+
+        Raises:
+            TrainerError: ``step`` is not the next one.
+        """
+        if step != self.step:
+            raise TrainerError(f"the batch is for step {step}, but the trainer has completed {self.step}")
+        started = time.monotonic()
+        local = self.accumulate(microbatches, num_sequences)
+        everywhere = torch.cat([local, self._gradient_square()[None]])
+        dist.all_reduce(everywhere)
+        *sums, gradient_square = everywhere.tolist()
+        total = dict(zip(LossTerms._fields, sums, strict=True))
+        norm = math.sqrt(gradient_square) if gradient_square >= 0 else math.nan
+        lr = learning_rate(step, self._config.trainer, self._config.run.num_steps)
+        skipped = not (math.isfinite(norm) and math.isfinite(total["loss"]))
+        if not skipped and total["tokens"] > 0:
+            self._apply(lr, norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return _report(step, total, norm, lr, skipped=skipped, train_s=time.monotonic() - started)
+
+    def accumulate(self, microbatches: list[list[Sample]], num_sequences: int) -> Tensor:
+        """Add the gradient of these micro-batches; returns this rank's sums, in the order of ``LossTerms``."""
+        sums = torch.zeros(len(LossTerms._fields), dtype=torch.float64, device=self._device)
+        for samples in microbatches or [[]]:
+            sums += torch.stack(self._backward(samples, num_sequences))
+        return sums
+
+    def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probability at temperature 1 of each token after the first (length L - 1)."""
+        if len(token_ids) < 2:  # noqa: PLR2004 -- one token predicts nothing
+            return []
+        scores: list[float] = self.policy.score(whole(token_ids, self._device), 1.0).tolist()
+        return scores
+
+    def connect(self, group: WeightGroup) -> None:
+        """Rank 0 joins the weight group. Raises WeightSyncError."""
+        self._publisher.connect(group)
+
+    def publish(self, update: WeightUpdate) -> None:
+        """Send the weights. Raises WeightSyncError, also where ``update`` is not the version they are."""
+        if update.version != self.step:
+            raise TrainerError(f"version {update.version} was asked for, but the weights are version {self.step}")
+        self._publisher.send(update)
+
+    def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a checkpoint. Raises CheckpointError."""
+        shards.save(folder, self._checkpointed(), self.step, state)
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder."""
+        export(self.policy, self._model, folder, self._engine_dtype)
+
+    def close(self) -> None:
+        """Leave the weight group and the other ranks."""
+        self._publisher.close()
+        dist.destroy_process_group()
+
+    def _backward(self, samples: list[Sample], num_sequences: int) -> LossTerms:
+        batch = pack(samples, self._device)
+        logprobs_N, entropy_N = self.policy(batch, self._config.sampling.temperature)
+        loss, terms = policy_loss(
+            logprobs_N,
+            batch.behaviour_N,
+            batch.advantages_N,
+            entropy_N,
+            batch.trained_N,
+            ratio_clip=self._config.loss.ratio_clip,
+            num_sequences=num_sequences,
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        return terms
+
+    def _gradients(self) -> list[Tensor]:
+        """This rank's shards of the gradient."""
+        given = (parameter.grad for parameter in self.parameters.values())
+        return [grad.to_local() if isinstance(grad, DTensor) else grad for grad in given if grad is not None]
+
+    def _gradient_square(self) -> Tensor:
+        return torch.stack(
+            [torch.linalg.vector_norm(grad, dtype=torch.float64) ** 2 for grad in self._gradients()]
+        ).sum()
+
+    def _apply(self, lr: float, norm: float) -> None:
+        scale = min(1.0, self._config.trainer.grad_clip / (norm + 1e-6))
+        if scale < 1.0:
+            torch._foreach_mul_(self._gradients(), scale)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+
+    def _checkpointed(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint holds, under names that do not collide."""
+        state = optimizer_tensors(self.optimizer, self.parameters)
+        return {
+            **{f"model/{name}": tensor for name, tensor in self.policy.tensors.items()},
+            **{f"optimizer/{name}": tensor for name, tensor in state.items()},
+        }
+
+
+def join_ranks(config: Config, local_rank: int) -> torch.device:
+    """Join torchrun's process group, gloo on a CPU and nccl on CUDA; returns where this rank computes."""
+    cuda = config.trainer.device == "cuda" or (config.trainer.device == "auto" and torch.cuda.is_available())
+    device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=max(config.trainer.step_timeout_s, config.trainer.start_timeout_s))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+    return device
+
+
+def _report(
+    step: int, total: dict[str, float], norm: float, lr: float, *, skipped: bool, train_s: float
+) -> TrainReport:
+    """The step's numbers; where no token was trained, those of a step that is on policy and changes nothing."""
+    num_tokens = total["tokens"]
+    per_token = max(1.0, num_tokens)
+    square = num_tokens * total["ratio_squared"]
+    return TrainReport(
+        step=step,
+        loss=total["loss"],
+        grad_norm=norm,
+        lr=lr,
+        ess=total["ratio"] ** 2 / square if num_tokens else 1.0,
+        kl_behaviour=total["kl_behaviour"] / per_token,
+        clip_frac=total["clipped"] / per_token,
+        entropy=total["entropy"] / per_token,
+        tokens_trained=int(num_tokens),
+        skipped=skipped,
+        train_s=train_s,
+    )
+
+
+def _resident_bytes() -> int:
+    """This process's resident memory; where the system only tells the peak, the peak."""
+    if sys.platform == "linux":
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,0 +1,217 @@
+"""The policy: a Hugging Face causal language model, sharded with FSDP2, that answers with log-probabilities.
+
+Invariants:
+
+- Master weights are float32 and sharded over the ranks; the forward and backward pass computes in the compute dtype,
+  and gradients are summed over ranks in float32. They are summed, not averaged: the loss already has its global
+  denominator.
+- The model is only ever called through ``Policy.forward``, the root of the sharding, which is where FSDP gathers the
+  embedding and the head. So the head can be applied in pieces, and the logits of a whole micro-batch never exist.
+- One list of names, that of ``named_parameters`` (tied tensors once) and the persistent buffers, in one order on every
+  rank. The tensors under these names stay the same objects for the policy's whole life.
+- Samples of a packed row do not see one another. transformers keeps them apart by their restarting positions, but only
+  without a cache; ``check_policy`` proves it at the start on the model at hand.
+- Dropout is off: with it the trainer's distribution would not be the engine's.
+
+Packed rows cost a boolean attention mask of L x L bytes a micro-batch with ``sdpa`` (16 MiB at 4096 tokens, 1 GiB at
+32768); ``flash_attention_2`` needs none, and is taken where it is installed and can be used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+from prl.errors import TrainerError
+from prl.trainer.microbatch import MicroBatch, whole
+
+MAX_LOGITS = 1 << 25
+"""Most logits that exist at once: 128 MiB in float32, a few times over while a piece is worked on."""
+
+
+class Policy(nn.Module):
+    """The model with its head applied piecewise."""
+
+    def __init__(self, lm: Any) -> None:
+        super().__init__()
+        self.lm = lm
+        self.tensors: dict[str, Tensor] = {}
+        """Every tensor of a checkpoint by its canonical name: sharded parameters, then persistent buffers."""
+
+    def forward(self, batch: MicroBatch, temperature: float, *, direct: bool = False) -> tuple[Tensor, Tensor]:
+        """Log-probability (with gradient) and entropy (without) of ``batch``'s N targets, float32.
+
+        Both are of log_softmax(logits / temperature). ``direct`` takes the logits from the model's own forward pass
+        instead of the piecewise head: the reference of ``check_policy``.
+        """
+        row = {"input_ids": batch.token_ids_1L, "position_ids": batch.positions_1L, "use_cache": False}
+        if direct:
+            return _judge(self.lm(**row).logits[0][batch.at_N], batch.targets_N, temperature)
+        hidden_ND = self.lm.base_model(**row).last_hidden_state[0][batch.at_N]
+        size = max(1, MAX_LOGITS // self.lm.config.vocab_size)
+        pieces = [
+            checkpoint(self._head, hidden, targets, temperature, use_reentrant=False)
+            for hidden, targets in zip(torch.split(hidden_ND, size), torch.split(batch.targets_N, size), strict=True)
+        ]
+        logprobs, entropies = zip(*pieces, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _head(self, hidden_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        return _judge(self.lm.get_output_embeddings()(hidden_ND), targets_N, temperature)
+
+    @torch.no_grad()
+    def score(self, batch: MicroBatch, temperature: float, *, direct: bool = False) -> Tensor:
+        """Log-probabilities of ``batch``'s targets, without gradient."""
+        try:
+            logprobs_N: Tensor = self(batch, temperature, direct=direct)[0]
+        finally:
+            if isinstance(self, FSDPModule):
+                self.reshard()  # without a backward pass nothing else would give the gathered root back
+        return logprobs_N
+
+
+def _judge(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    with torch.no_grad():
+        entropy_N = -torch.special.xlogy(p := logprobs_NV.exp(), p).sum(-1)
+    return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
+
+
+def load_policy(
+    model: str, device: torch.device, dtype: torch.dtype, *, activation_checkpointing: bool = False
+) -> Policy:
+    """Load ``model`` (a folder or hub name) and shard it over all ranks of the default process group.
+
+    Rank 0 reads the files; the others allocate memory that they never touch, and get their shards from rank 0.
+
+    Raises:
+        TrainerError: the checkpoint lacks weights, or the model is of a kind that cannot be trained here.
+    """
+    attention = _attention(device, dtype)
+    lm = _read(model, attention) if dist.get_rank() == 0 else _allocate(model, attention)
+    policy = Policy(lm.eval())
+    _shard(policy, device, dtype, activation_checkpointing=activation_checkpointing)
+    persistent = lm.state_dict().keys()
+    parameters = dict(lm.named_parameters())
+    buffers = {name: buffer for name, buffer in lm.named_buffers() if name in persistent}
+    policy.tensors = {**parameters, **buffers}
+    if lm.config.tie_word_embeddings and lm.get_input_embeddings().weight is not lm.get_output_embeddings().weight:
+        raise TrainerError(f"{model}: input embedding and output head are tied in the config but not after sharding")
+    return policy
+
+
+def parameters_of(policy: Policy) -> dict[str, Tensor]:
+    """The trainable tensors by name, as shards."""
+    return {name: tensor for name, tensor in policy.tensors.items() if isinstance(tensor, nn.Parameter)}
+
+
+def check_policy(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
+    """Prove on two short sequences that packing keeps them apart and that the piecewise head is the model's own.
+
+    Every rank must call it. Raises TrainerError where a sequence in a packed row, through the piecewise head, differs
+    from the same sequence alone through the model's own forward pass.
+    """
+    vocabulary = policy.lm.config.vocab_size
+    parts = [whole([(7 * t + start) % vocabulary for t in range(6)], device) for start in (1, 3)]
+    length = parts[0].token_ids_1L.shape[1]
+    first, second = parts
+    second_at = second._replace(at_N=second.at_N + length)
+    packed = MicroBatch(
+        *(torch.cat(pair, dim=-1) for pair in zip(first, second_at, strict=True)),
+    )
+    alone = torch.cat([policy.score(part, 1.0, direct=True) for part in parts])
+    gap = (policy.score(packed, 1.0) - alone).abs().max().item()
+    tolerance = 1e-3 if dtype == torch.float32 else 0.25
+    if not gap <= tolerance:
+        raise TrainerError(
+            f"{type(policy.lm).__name__} cannot be trained on packed rows: log-probabilities of two sequences in one"
+            f" row differ by {gap:.3g} from those of each alone (at most {tolerance:g} is accepted). Its layers mix"
+            f" neighbouring sequences, or its head does more than one linear layer"
+        )
+
+
+def _attention(device: torch.device, dtype: torch.dtype) -> str:
+    flash = device.type == "cuda" and dtype != torch.float32 and importlib.util.find_spec("flash_attn") is not None
+    return "flash_attention_2" if flash else "sdpa"
+
+
+def _read(model: str, attention: str) -> Any:
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 -- seconds to import
+
+    lm, info = AutoModelForCausalLM.from_pretrained(
+        model, dtype=torch.float32, attn_implementation=attention, output_loading_info=True
+    )
+    for kind in ("missing_keys", "mismatched_keys"):
+        if info[kind]:
+            names = ", ".join(map(str, sorted(info[kind])[:5]))
+            raise TrainerError(f"{model}: {len(info[kind])} {kind.replace('_', ' ')} in the checkpoint: {names}, ...")
+    return lm
+
+
+def _allocate(model: str, attention: str) -> Any:
+    """The same module with uninitialised storage: pages that nobody touches cost no memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # noqa: PLC0415 -- seconds to import
+
+    config = AutoConfig.from_pretrained(model)
+    with torch.device("meta"):
+        lm = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=attention)
+    made: dict[int, nn.Parameter] = {}  # tied parameters are one object, and stay one
+    for module in lm.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            empty = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+            setattr(module, name, made.setdefault(id(parameter), empty))
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(
+                name,
+                torch.empty_like(buffer, device="cpu"),
+                persistent=name not in module._non_persistent_buffers_set,  # noqa: SLF001 -- no public way to ask
+            )
+    return lm
+
+
+def _shard(policy: Policy, device: torch.device, dtype: torch.dtype, *, activation_checkpointing: bool) -> None:
+    lm = policy.lm
+    kinds = set(lm._no_split_modules or ())  # noqa: SLF001 -- transformers' own list of what sharding must keep whole
+    blocks = [module for module in lm.base_model.modules() if type(module).__name__ in kinds]
+    if not blocks:
+        raise TrainerError(f"{type(lm).__name__} names no decoder blocks (_no_split_modules), so it cannot be sharded")
+    full = {name: parameter.detach() for name, parameter in lm.named_parameters()}  # stays where it is: on the host
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for block in blocks:
+        if activation_checkpointing:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        fully_shard(block, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    _spread(full, dict(lm.named_parameters()), lm.buffers(), device)
+
+
+@torch.no_grad()
+def _spread(
+    full: dict[str, Tensor], sharded: dict[str, Tensor], buffers: Iterable[Tensor], device: torch.device
+) -> None:
+    """Fill every rank's shards and buffers with rank 0's values, one tensor at a time."""
+    if dist.get_world_size() == 1:
+        return
+    for name, shard in sharded.items():
+        assert isinstance(shard, DTensor)
+        tensor = full.pop(name).detach().to(device)
+        dist.broadcast(tensor, src=0)
+        mine = distribute_tensor(tensor, shard.device_mesh, shard.placements, src_data_rank=None)
+        shard.to_local().copy_(mine.to_local())
+    for buffer in buffers:
+        dist.broadcast(buffer, src=0)

@@ -1,0 +1,131 @@
+"""The messages between the controller and the trainer's ranks.
+
+Invariants:
+
+- A rank speaks first and once: ``Hello``, answered by ``Setup`` or ``Refused``. From then on the controller speaks and
+  the rank answers each command with exactly one reply.
+- Every rank gets the same kind of command at the same point, so that the collectives inside it stay in step. Only the
+  micro-batches of ``Train`` differ from rank to rank, and their number never does.
+- ``Failed`` may stand for any reply. A rank that sent it waits to be stopped: leaving first would take its peers down
+  and hide who failed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from prl.config import Config
+from prl.trainer.base import TrainerReady, TrainReport
+from prl.types import Sample, WeightGroup, WeightUpdate
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Base of every message; the tag is the class's name."""
+
+
+class Hello(_Message, frozen=True, kw_only=True):
+    """A rank introduces itself."""
+
+    rank: int
+    world_size: int
+    pid: int
+    token: str
+    """The run's secret: proof that this rank was started for this run."""
+
+
+class Ready(_Message, frozen=True, kw_only=True):
+    """The model stands on this rank."""
+
+    ready: TrainerReady
+    """``memory_bytes`` is this rank's alone; ``state`` is read by rank 0 only."""
+
+
+class Trained(_Message, frozen=True, kw_only=True):
+    """The step is done; the numbers are those of all ranks together."""
+
+    report: TrainReport
+
+
+class Scored(_Message, frozen=True, kw_only=True):
+    """Log-probabilities of the tokens after the first; the same on every rank."""
+
+    logprobs: list[float]
+
+
+class Done(_Message, frozen=True, kw_only=True):
+    """The command is carried out and has no result."""
+
+
+class Failed(_Message, frozen=True, kw_only=True):
+    """The command failed on this rank."""
+
+    error: str
+    """One paragraph: what was wrong, the value, where, what to do."""
+    traceback: str
+    """Empty for an error that prl raises on purpose."""
+
+
+class Setup(_Message, frozen=True, kw_only=True):
+    """Join the other ranks and load the model, or the checkpoint to resume from."""
+
+    config: Config
+    model: str
+    resume: str | None
+
+
+class Refused(_Message, frozen=True, kw_only=True):
+    """The ``Hello`` was not accepted; leave."""
+
+    reason: str
+
+
+class Connect(_Message, frozen=True, kw_only=True):
+    """Rank 0 joins the weight group as its sender."""
+
+    group: WeightGroup
+
+
+class Train(_Message, frozen=True, kw_only=True):
+    """One optimiser step on this rank's share of a batch."""
+
+    step: int
+    microbatches: list[list[Sample]]
+    num_sequences: int
+    """B of the whole batch, over all ranks."""
+
+
+class Publish(_Message, frozen=True, kw_only=True):
+    """Send the current weights to the weight group."""
+
+    update: WeightUpdate
+
+
+class Score(_Message, frozen=True, kw_only=True):
+    """Log-probabilities of a token sequence at temperature 1."""
+
+    token_ids: list[int]
+
+
+class Save(_Message, frozen=True, kw_only=True):
+    """Write a checkpoint."""
+
+    folder: str
+    state: dict[str, Any]
+
+
+class Export(_Message, frozen=True, kw_only=True):
+    """Write the weights as a Hugging Face folder."""
+
+    folder: str
+
+
+class Shutdown(_Message, frozen=True, kw_only=True):
+    """Leave with exit code 0. There is no reply."""
+
+
+Command = Connect | Train | Publish | Score | Save | Export
+FromController = Setup | Refused | Command | Shutdown
+Reply = Ready | Trained | Scored | Done | Failed
+FromRank = Hello | Reply

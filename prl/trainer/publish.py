@@ -1,0 +1,124 @@
+"""The sending side of a weight transfer: every rank gathers, rank 0 sends.
+
+Invariants:
+
+- The manifest is the policy's own list of tensors in the engine's dtype: what is sent is what the engine holds, so the
+  cast happens once, here, and an update costs no more bytes than it must. Integer buffers keep their type.
+- All ranks gather the same tensors in the same order, one at a time: beyond the shards, a rank holds one full tensor
+  (and the sender what its transport buffers).
+- An ``update`` whose manifest is not the policy's is refused before the first collective, on every rank alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from prl.errors import WeightSyncError
+from prl.transfer import GlooGroup
+from prl.types import TensorSpec, WeightGroup, WeightUpdate
+
+NCCL_PACKED = True
+"""vLLM's packed broadcasts with its default buffers; the engines' ``init_info`` must say ``packed`` likewise."""
+
+
+class Sender(Protocol):
+    """Rank 0's membership of a weight group."""
+
+    def send(self, version: int, manifest: Sequence[TensorSpec], tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """Send every tensor, in order; returns when the receivers have them."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+def manifest_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[TensorSpec]:
+    """What an update sends: ``tensors`` in their order, floating ones as ``dtype``."""
+    return [
+        TensorSpec(name=name, dtype=_name(_wire_dtype(tensor, dtype)), shape=list(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
+
+
+@torch.no_grad()
+def gathered(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor whole and in its wire dtype, one at a time. A collective: every rank must exhaust it."""
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        yield name, full.detach().to(_wire_dtype(tensor, dtype)).contiguous()
+
+
+class Publisher:
+    """One rank's part in every transfer."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int) -> None:
+        self._tensors, self._dtype, self._rank = tensors, dtype, rank
+        self.manifest = manifest_of(tensors, dtype)
+        self._sender: Sender | None = None
+
+    def connect(self, group: WeightGroup) -> None:
+        """Join ``group`` as its sender (rank 0; the other ranks have nothing to join). Raises WeightSyncError."""
+        if self._rank == 0:
+            self.close()
+            self._sender = NcclSender(group) if group.transport == "nccl" else GlooGroup.join(group, 0)
+
+    def send(self, update: WeightUpdate) -> None:
+        """Take part in sending ``update``. Raises WeightSyncError where it is not what this trainer sends."""
+        if update.manifest != self.manifest:
+            different = next((a.name for a, b in zip(update.manifest, self.manifest, strict=False) if a != b), "length")
+            raise WeightSyncError(f"version {update.version}: the manifest is not the trainer's; first at {different}")
+        tensors = gathered(self._tensors, self._dtype)
+        if self._rank != 0:
+            for _ in tensors:
+                pass
+            return
+        if self._sender is None:
+            raise WeightSyncError(f"version {update.version} cannot be sent: the weight group is not connected")
+        self._sender.send(update.version, update.manifest, tensors)
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+
+class NcclSender:
+    """vLLM's own NCCL sender, as thin as it can be: its communicator and its packed broadcast.
+
+    NCCL has no deadline of its own here: the controller's ends the run, and with it this process.
+    """
+
+    def __init__(self, group: WeightGroup) -> None:
+        from vllm.distributed.weight_transfer import nccl_common  # noqa: PLC0415 -- only with CUDA and vLLM
+
+        self._communicator: Any = nccl_common.trainer_init(
+            {"master_address": group.address, "master_port": group.port, "world_size": group.world_size}
+        )
+
+    def send(self, version: int, manifest: Sequence[TensorSpec], tensors: Iterator[tuple[str, Tensor]]) -> None:  # noqa: ARG002 -- the receivers know both from their own update
+        """Broadcast the packed tensors and wait until they have left."""
+        from vllm.distributed.weight_transfer import packed_tensor  # noqa: PLC0415 -- only with CUDA and vLLM
+
+        packed_tensor.packed_nccl_broadcast_producer(
+            iterator=tensors, group=self._communicator, src=0, post_iter_func=lambda item: item[1]
+        )
+        torch.cuda.current_stream().synchronize()
+
+    def close(self) -> None:
+        """Destroy the communicator."""
+        self._communicator.destroy()
+
+
+def _wire_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    return dtype if tensor.is_floating_point() else tensor.dtype
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

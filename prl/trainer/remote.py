@@ -1,0 +1,265 @@
+"""The real trainer, seen from the controller: ranks under torchrun, spoken to over sockets. Imports no torch.
+
+Invariants:
+
+- Every wait has the deadline of its config key, and every way a rank can fail ends as an error that names the rank, the
+  command it was in and the last lines of its log, within seconds.
+- One command at a time. A command that was interrupted leaves the ranks in the middle of it, so the only thing left to
+  do is ``close``.
+- Before ``open`` raises, every process it started is gone. ``close`` is bounded: a healthy trainer leaves by itself,
+  any other is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from prl.config import Config
+from prl.errors import ConfigError, TrainerError, WeightSyncError
+from prl.log import get_logger
+from prl.process import Child, tail
+from prl.trainer import launch, protocol
+from prl.trainer.base import TrainerReady, TrainReport
+from prl.trainer.ranks import RankFailure, Ranks
+from prl.types import Batch, WeightGroup, WeightUpdate
+
+R = TypeVar("R", protocol.Ready, protocol.Trained, protocol.Scored, protocol.Done)
+
+_GRACE_S = 5.0
+_REPORT_S = 2.0
+_LOG_LINES = 40
+
+_log = get_logger(__name__)
+
+
+class FsdpTrainer:
+    """``config.trainer.num_ranks`` ranks as one Trainer.
+
+    Args:
+        config: the whole configuration; the ranks get it over the wire.
+        model: a folder, or a hub name.
+        run_dir: where ``logs/trainer.log`` is written.
+        resume: a complete checkpoint's folder, or None for a fresh start.
+    """
+
+    def __init__(self, config: Config, model: str, run_dir: Path, resume: Path | None) -> None:
+        if config.trainer.dtype == "float16":
+            raise ConfigError("trainer.dtype = 'float16' would need loss scaling; use bfloat16 or float32")
+        self._config, self._model, self._resume = config, model, resume
+        self._log_file = run_dir / "logs" / "trainer.log"
+        self._address = launch.split_address(config.trainer.listen)
+        self._ranks = Ranks(config.trainer.num_ranks, launch.make_token(config))
+        self._child: Child | None = None
+        self._under_way: str | None = None
+        self._closed = False
+        self._skipped_in_a_row = 0
+        self._totals = {"busy_s": 0.0, "steps": 0.0, "skipped": 0.0, "tokens_trained": 0.0}
+
+    async def open(self) -> TrainerReady:
+        """Start the ranks, or wait for those started by hand, and load the model."""
+        setup = protocol.Setup(
+            config=self._config,
+            model=self._model,
+            resume=None if self._resume is None else str(self._resume.absolute()),
+        )
+        timeout_s = self._config.trainer.start_timeout_s
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            address = self._ranks.listen(*self._address)
+            await self._gather(address, timeout_s)
+            left_s = deadline - asyncio.get_running_loop().time()
+            replies = await self._ask(
+                "start", protocol.Ready, [setup] * self._ranks.num_ranks, left_s, "start_timeout_s"
+            )
+        except BaseException:
+            await self.close()
+            raise
+        ready = [reply.ready for reply in replies]
+        if any(other.manifest != ready[0].manifest or other.step != ready[0].step for other in ready):
+            await self.close()
+            raise TrainerError("the trainer's ranks loaded different models or checkpoints; give all the same files")
+        return msgspec.structs.replace(ready[0], memory_bytes=sum(each.memory_bytes for each in ready))
+
+    async def connect(self, group: WeightGroup) -> None:
+        """Open the sending side of the weight group; returns when every engine worker has joined."""
+        await self._sync("connect", protocol.Connect(group=group))
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """One optimiser step. Raises TrainerError too when ``trainer.max_skipped_steps`` in a row were skipped."""
+        if len(batch.plan) != self._ranks.num_ranks or len({len(microbatches) for microbatches in batch.plan}) > 1:
+            counts = [len(microbatches) for microbatches in batch.plan]
+            raise TrainerError(
+                f"the plan of step {batch.step} must give {self._ranks.num_ranks} ranks equally many micro-batches,"
+                f" got {counts}"
+            )
+        commands = [
+            protocol.Train(
+                step=batch.step,
+                microbatches=[[batch.samples[index] for index in microbatch] for microbatch in microbatches],
+                num_sequences=batch.num_sequences,
+            )
+            for microbatches in batch.plan
+        ]
+        trained = await self._ask(f"train step {batch.step}", protocol.Trained, commands)
+        return self._counted(trained[0].report)
+
+    async def publish(self, update: WeightUpdate) -> None:
+        """Send the current weights to the weight group."""
+        await self._sync(f"publish version {update.version}", protocol.Publish(update=update))
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Log-probability at temperature 1 of each token after the first (length L - 1)."""
+        replies = await self._ask("score", protocol.Scored, self._to_all(protocol.Score(token_ids=token_ids)))
+        return replies[0].logprobs
+
+    async def save(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write a complete checkpoint to ``folder`` atomically."""
+        await self._ask(f"save {folder}", protocol.Done, self._to_all(protocol.Save(folder=_path(folder), state=state)))
+
+    async def export(self, folder: Path) -> None:
+        """Write the weights as Hugging Face safetensors with config and tokenizer."""
+        await self._ask(f"export {folder}", protocol.Done, self._to_all(protocol.Export(folder=_path(folder))))
+
+    async def failed(self) -> str:
+        """Wait until a rank is dead, then return which, why, and its last log lines."""
+        await self._ranks.any_ended.wait()
+        return await self._describe(RankFailure(self._ranks.ends[0], None), self._under_way or "no command")
+
+    def statistics(self) -> dict[str, float]:
+        """Busy seconds and counters since the start."""
+        return dict(self._totals)
+
+    async def close(self) -> None:
+        """End every rank: by word if it listens, by force if not."""
+        if self._closed:
+            return
+        self._closed = True
+        healthy = self._under_way is None and not self._ranks.any_ended.is_set() and not self._ranks.missing()
+        try:
+            if healthy:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_GRACE_S):
+                        await self._ranks.shut_down()
+                        await (self._child.ended() if self._child is not None else self._ranks.all_ended.wait())
+        finally:
+            self._ranks.close()
+            if self._child is not None:
+                await self._child.stop(_GRACE_S if healthy else 0.0)
+
+    async def _gather(self, address: str, timeout_s: float) -> None:
+        """Get every rank to connect."""
+        trainer = self._config.trainer
+        try:
+            async with asyncio.timeout(timeout_s):
+                if trainer.launch == "torchrun":
+                    command = launch.torchrun_command(trainer.num_ranks)
+                    environment = launch.environment(self._config, address, self._ranks.token)
+                    self._child = await Child.start("the trainer", command, self._log_file, environment)
+                    problem = await _first(self._ranks.gather(), self._child.ended())
+                else:
+                    _log.warning("waiting for the trainer's ranks", command=launch.by_hand(self._config, address))
+                    problem = await self._ranks.gather()
+        except TimeoutError:
+            missing = ", ".join(map(str, self._ranks.missing()))
+            raise TrainerError(
+                f"trainer ranks {missing} of {trainer.num_ranks} did not connect to {address} within"
+                f" trainer.start_timeout_s = {timeout_s:g} s{self._last_lines()}"
+            ) from None
+        if problem is not None:
+            raise TrainerError(f"the trainer did not start: {problem}")
+
+    async def _sync(self, what: str, command: protocol.Command) -> None:
+        """A command of the weight transfer: its failures are WeightSyncErrors that name this side."""
+        timeout_s = self._config.weights.timeout_s
+        try:
+            await self._ask(what, protocol.Done, self._to_all(command), timeout_s, "weights.timeout_s")
+        except TrainerError as error:
+            raise WeightSyncError(f"the trainer's side failed: {error}") from error
+
+    def _to_all(self, command: protocol.Command) -> list[protocol.Command]:
+        return [command] * self._ranks.num_ranks
+
+    async def _ask(
+        self,
+        what: str,
+        kind: type[R],
+        commands: Sequence[protocol.Setup | protocol.Command],
+        timeout_s: float | None = None,
+        key: str = "trainer.step_timeout_s",
+    ) -> list[R]:
+        """One command to every rank; returns their replies, all of type ``kind``."""
+        if self._closed or self._under_way is not None:
+            raise TrainerError(
+                f"cannot {what}: the trainer is {self._under_way or 'closed'}; it takes one command at a time"
+            )
+        self._under_way = f"in {what!r}"
+        timeout_s = self._config.trainer.step_timeout_s if timeout_s is None else timeout_s
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcome = await self._ranks.ask(commands)
+        except TimeoutError:
+            raise TrainerError(
+                f"the trainer did not finish {what!r} within {key} = {timeout_s:g} s{self._last_lines()}"
+            ) from None
+        if isinstance(outcome, RankFailure):
+            raise TrainerError(await self._describe(outcome, self._under_way))
+        if kind is not protocol.Ready:
+            self._totals["busy_s"] += time.monotonic() - started
+        replies = [reply for reply in outcome if isinstance(reply, kind)]
+        if len(replies) != len(commands):
+            raise TrainerError(f"a rank answered {what!r} with {[type(reply).__name__ for reply in outcome]}")
+        self._under_way = None
+        return replies
+
+    def _counted(self, report: TrainReport) -> TrainReport:
+        self._totals["steps"] += 1
+        self._totals["tokens_trained"] += report.tokens_trained
+        self._totals["skipped"] += report.skipped
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if report.skipped else 0
+        if self._skipped_in_a_row >= self._config.trainer.max_skipped_steps:
+            raise TrainerError(
+                f"{self._skipped_in_a_row} steps in a row, the last of them step {report.step}, had a loss"
+                f" ({report.loss}) or gradient norm ({report.grad_norm}) that is not finite"
+                f" (trainer.max_skipped_steps); lower trainer.learning_rate or look at the rewards"
+            )
+        return report
+
+    async def _describe(self, failure: RankFailure, when: str) -> str:
+        """One paragraph about a rank that failed or died."""
+        name = f"trainer rank {failure.rank} (pid {self._ranks.pid(failure.rank)})"
+        if failure.failed is not None:
+            details = f"\n{failure.failed.traceback}" if failure.failed.traceback else ""
+            return f"{name} failed {when}: {failure.failed.error}{details}"
+        if self._child is not None:
+            with contextlib.suppress(TimeoutError):  # torchrun writes how the rank ended, and ends
+                async with asyncio.timeout(_REPORT_S):
+                    await self._child.ended()
+        return f"{name} died {when}{self._last_lines()}"
+
+    def _last_lines(self) -> str:
+        if self._child is None:
+            return "; look at the output of the torchrun that you started"
+        return f"; last lines of {self._log_file}:\n{tail(self._log_file, _LOG_LINES)}"
+
+
+async def _first(one: Any, other: Any) -> Any:
+    """The result of whichever coroutine ends first; the other is cancelled."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one), group.create_task(other)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+    return done.pop().result()
+
+
+def _path(folder: Path) -> str:
+    """Ranks may run in another working directory."""
+    return str(folder.absolute())

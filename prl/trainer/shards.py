@@ -1,0 +1,84 @@
+"""What a checkpoint holds, written and read by all ranks together.
+
+Invariants:
+
+- Model and optimiser go through torch's distributed checkpoint under canonical names, each rank its own shards; a
+  checkpoint of n ranks can be read by any other number of them.
+- Reading fills the live tensors in place. Nothing is recomputed, so a resumed run goes on bit for bit.
+- The random state of python, numpy and torch is kept per rank, without pickle. A rank that the checkpoint did not have
+  keeps its fresh seed.
+- A write is committed by rank 0 alone, after every rank has said that its part is written.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint import api as dcp_api
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+from prl.errors import CheckpointError
+from prl.trainer import checkpoint
+
+
+def save(target: Path, tensors: dict[str, Tensor], step: int, state: dict[str, Any]) -> None:
+    """Write a complete checkpoint to ``target``. A collective."""
+    rank = dist.get_rank()
+    partial = checkpoint.partial_of(target)
+    if rank == 0:
+        checkpoint.begin(target)
+        (partial / checkpoint.STATE).write_bytes(msgspec.msgpack.encode(state))
+    dist.barrier()
+    state_dict_saver.save(tensors, checkpoint_id=partial)
+    (partial / _random_file(rank)).write_bytes(msgspec.msgpack.encode(_random_state()))
+    dist.barrier()
+    if rank == 0:
+        checkpoint.commit(target, step=step, num_ranks=dist.get_world_size())
+    dist.barrier()
+
+
+def load(folder: Path, tensors: dict[str, Tensor]) -> int:
+    """Fill ``tensors`` and this rank's random state from ``folder``; returns the step. A collective.
+
+    Raises:
+        CheckpointError: the folder is not complete, or is of another model.
+    """
+    marker = checkpoint.read_marker(folder)
+    try:
+        state_dict_loader.load(tensors, checkpoint_id=folder)
+    except (dcp_api.CheckpointException, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{folder} does not fit the model that is trained here: {error}") from error
+    file = folder / _random_file(dist.get_rank())
+    if file.exists():
+        _restore_random_state(msgspec.msgpack.decode(file.read_bytes()))
+    return marker.step
+
+
+def _random_file(rank: int) -> str:
+    return f"random-{rank:05d}.msgpack"
+
+
+def _random_state() -> dict[str, Any]:
+    name, keys, *rest = cast("tuple[Any, ...]", np.random.get_state(legacy=True))  # noqa: NPY002 -- the global generator
+    return {
+        "python": random.getstate(),
+        "numpy": [name, keys.tolist(), *rest],
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "cuda": torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_available() else None,
+    }
+
+
+def _restore_random_state(state: dict[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002 -- the global generator
+    torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(state["cuda"]), dtype=torch.uint8))

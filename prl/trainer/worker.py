@@ -1,0 +1,133 @@
+"""One rank of the trainer: ``torchrun ... -m prl.trainer.worker``, a loop over the controller's commands.
+
+Invariants:
+
+- The rank introduces itself before it imports torch, so that a wrong token or world size is an error within a second.
+- Each command is answered by exactly one reply; whatever goes wrong in it becomes ``Failed``, and the rank then waits
+  to be stopped.
+- The rank ends when its parent does, when the controller's end of the socket closes, or on ``Shutdown``; whatever it is
+  doing at that moment, a collective included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prl.errors import PrlError
+from prl.process import die_with_parent
+from prl.trainer import launch, protocol
+from prl.wire import BlockingChannel
+
+if TYPE_CHECKING:
+    from prl.trainer.learner import Learner
+
+_CONNECT_TIMEOUT_S = 30.0
+_WATCH_INTERVAL_S = 0.5
+
+
+def main() -> int:
+    """Connect, introduce this rank, load, serve; returns the exit code."""
+    die_with_parent()
+    faulthandler.enable()
+    try:
+        host, port = launch.split_address(os.environ[launch.ADDRESS])
+        rank, world_size, token = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ[launch.TOKEN]
+    except KeyError as error:
+        print(f"{error} is not set; start the ranks with:\n  {_HOW}", file=sys.stderr)  # noqa: T201 -- the log
+        return 2
+    try:
+        connection = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
+    except OSError as error:
+        print(f"no controller at {host}:{port} ({launch.ADDRESS}): {error}", file=sys.stderr)  # noqa: T201 -- the log
+        return 2
+    connection.settimeout(None)
+    threading.Thread(target=_leave_at_end_of, args=(connection,), name="prl-controller-watch", daemon=True).start()
+    channel = BlockingChannel[protocol.FromController](connection, protocol.FromController)
+    with contextlib.closing(channel), contextlib.suppress(ConnectionError):
+        channel.send(protocol.Hello(rank=rank, world_size=world_size, pid=os.getpid(), token=token))
+        first = channel.receive()
+        if isinstance(first, protocol.Setup):
+            return _serve(channel, first)
+        print(f"the controller refused rank {rank}: {getattr(first, 'reason', first)}", file=sys.stderr)  # noqa: T201 -- the log
+    return 1
+
+
+_HOW = f"{launch.ADDRESS}=host:port {launch.TOKEN}=... torchrun --nproc-per-node N -m prl.trainer.worker"
+
+
+def _serve(channel: BlockingChannel[protocol.FromController], setup: protocol.Setup) -> int:
+    """Answer commands until ``Shutdown``."""
+    learner: Learner | None = None
+    command: protocol.FromController = setup
+    while not isinstance(command, protocol.Shutdown):
+        try:
+            if isinstance(command, protocol.Setup):
+                learner = _load(command)
+                reply: protocol.Reply = protocol.Ready(ready=learner.ready())
+            else:
+                assert learner is not None
+                reply = _answer(learner, command)
+        except Exception as error:  # noqa: BLE001 -- it becomes the reply, with its traceback
+            reply = _failed(error)
+        channel.send(reply)
+        command = channel.receive()
+    if learner is not None:
+        learner.close()
+    return 0
+
+
+def _load(setup: protocol.Setup) -> Learner:
+    from prl.trainer.learner import Learner, join_ranks  # noqa: PLC0415 -- torch and transformers, after the hello
+
+    device = join_ranks(setup.config, int(os.environ.get("LOCAL_RANK", "0")))
+    resume = None if setup.resume is None else Path(setup.resume)
+    return Learner(setup.config, setup.model, resume, device)
+
+
+def _answer(learner: Learner, command: protocol.FromController) -> protocol.Reply:
+    match command:
+        case protocol.Train():
+            return protocol.Trained(report=learner.train(command.step, command.microbatches, command.num_sequences))
+        case protocol.Score():
+            return protocol.Scored(logprobs=learner.score(command.token_ids))
+        case protocol.Connect():
+            learner.connect(command.group)
+        case protocol.Publish():
+            learner.publish(command.update)
+        case protocol.Save():
+            learner.save(Path(command.folder), command.state)
+        case protocol.Export():
+            learner.export(Path(command.folder))
+        case _:
+            raise PrlError(f"{type(command).__name__} is no command for a rank that is set up")
+    return protocol.Done()
+
+
+def _failed(error: Exception) -> protocol.Failed:
+    traceback.print_exception(error)
+    text = "" if isinstance(error, PrlError) else "".join(traceback.format_exception(error))
+    return protocol.Failed(error=f"{type(error).__name__}: {error}", traceback=text)
+
+
+def _leave_at_end_of(connection: socket.socket) -> None:
+    """End this process when the controller closes its side, even while the main thread is in a collective."""
+    with contextlib.suppress(OSError):  # closed by this side: the process is leaving anyway
+        while True:
+            select.select([connection], [], [])
+            if not connection.recv(1, socket.MSG_PEEK):
+                os._exit(1)
+            time.sleep(_WATCH_INTERVAL_S)  # a command is waiting to be read
+
+
+if __name__ == "__main__":
+    sys.exit(main())
