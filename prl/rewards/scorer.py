@@ -182,10 +182,8 @@ class _Judge:
             return _Raised(error)
         if value is None:
             return Abstained(reason="reward_abstained")
-        number = _finite(value)
-        if number is None:
-            return self._failed("reward_bad_value", f"gave {value!r:.80}, neither a finite number nor None", prompt)
-        return number
+        bad_value = self._failed("reward_bad_value", f"gave {value!r:.80}, no finite number and not None", prompt)
+        return bad_value if (number := _finite(value)) is None else number
 
     async def _value(self, completion: Completion, prompt: Prompt) -> Any:
         if self.reward.is_async:

@@ -1,0 +1,181 @@
+"""A fixed number of worker processes that judge texts and may be killed at any moment: the side of the parent.
+
+- A question has a worker to itself. Waiting for a free worker has no limit of its own (the caller bounds how many ask);
+  the answer has ``wall_s``, and the kernel stops the worker at its limit of processor time before that.
+- A worker that exhausts a limit, or whose caller is cancelled, is killed, reaped and replaced before anyone else is
+  served by it. So the number of processes returns to ``num_workers``, and one text never holds up more than one worker.
+- To exhaust a limit is an outcome (``Exhausted``); a worker that ends for any other reason is a RewardError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import tempfile
+from typing import Literal
+
+import msgspec
+
+from prl.errors import RewardError
+from prl.process import signal_group
+from prl.rewards.worker import Question, Reply
+from prl.wire import Channel, WireClosedError
+
+START_TIMEOUT_S = 60.0
+_EXIT_TIMEOUT_S = 5.0
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker may use."""
+
+    cpu_s: int
+    """Processor time of one question, whole seconds (exceeded by at most one)."""
+    wall_s: float
+    """Time of one question on the clock."""
+    memory_mib: int
+    """Address space of one process."""
+
+
+class Exhausted(msgspec.Struct, frozen=True):
+    """A question used up a limit."""
+
+    reason: str
+    """``exhausted_cpu``, ``exhausted_wall`` or ``exhausted_memory``."""
+
+
+class WorkerPool:
+    """``num_workers`` processes that run one module (which calls ``worker.serve``)."""
+
+    def __init__(self, module: str, num_workers: int, limits: Limits) -> None:
+        self._workers = [_Worker(module, limits) for _ in range(num_workers)]
+
+    async def open(self) -> None:
+        """Start every worker and wait until all are ready. Raises RewardError with what a worker printed."""
+        self._idle = list(self._workers)
+        self._free = asyncio.Semaphore(len(self._workers))
+        for worker in self._workers:
+            await worker.spawn()
+        for worker in self._workers:
+            await worker.ready()
+
+    async def ask(self, question: Question) -> Reply | Exhausted:
+        """Have one question judged. Raises RewardError when a worker dies or cannot be started."""
+        async with self._free:
+            worker = self._idle.pop()
+            try:
+                await worker.ready()
+                return await worker.answer(question)
+            finally:
+                try:
+                    await worker.mend()
+                finally:
+                    self._idle.append(worker)
+
+    async def close(self) -> None:
+        """Kill and reap every worker. Idempotent."""
+        for worker in self._workers:
+            await worker.kill()
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that live now."""
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+
+class _Worker:
+    """One place in the pool, and the process that fills it at the moment."""
+
+    def __init__(self, module: str, limits: Limits) -> None:
+        self._module, self._limits = module, limits
+        self._process: asyncio.subprocess.Process | None = None
+        self._state: Literal["none", "starting", "ready", "asked"] = "none"
+
+    @property
+    def pid(self) -> int | None:
+        """The process that lives now."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
+    async def spawn(self) -> None:
+        """Start the process; ``ready`` waits for it. What filled this place before is cleared away."""
+        await self.kill()
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as on_failure:
+            on_failure.callback(ours.close)
+            output = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the process)
+            on_failure.callback(output.close)
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", self._module, str(os.getpid())),
+                *(str(self._limits.cpu_s), str(self._limits.memory_mib)),
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            on_failure.pop_all()
+        self._output = output
+        self._state = "starting"
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        self._channel: Channel[Reply] = Channel(reader, writer, Reply)
+
+    async def ready(self) -> None:
+        """Wait until the process can be asked, starting one where there is none."""
+        if self.pid is None:
+            await self.spawn()
+        if self._state == "ready":
+            return
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self._channel.receive()
+        except (TimeoutError, ConnectionError) as error:
+            raise RewardError(f"a worker ({self._module}) did not start: {await self._end()}") from error
+        self._state = "ready"
+
+    async def answer(self, question: Question) -> Reply | Exhausted:
+        """Ask it; anything but a reply in time leaves it to be replaced."""
+        self._state = "asked"
+        try:
+            async with asyncio.timeout(self._limits.wall_s):
+                await self._channel.send(question)
+                reply = await self._channel.receive()
+        except TimeoutError:
+            return Exhausted("exhausted_wall")
+        except WireClosedError as error:
+            end = await self._end()
+            if self._process is not None and self._process.returncode == -signal.SIGXCPU:
+                return Exhausted("exhausted_cpu")
+            raise RewardError(f"a worker ({self._module}) died: {end}") from error
+        if reply.reason == "exhausted_memory":
+            return Exhausted(reply.reason)
+        self._state = "ready"
+        return reply
+
+    async def mend(self) -> None:
+        """Replace the process where it is gone or was left in the middle of a question."""
+        if self.pid is None or self._state == "asked":
+            await self.spawn()
+
+    async def _end(self) -> str:
+        """How a process that closed its socket ended, and the last of what it printed."""
+        assert self._process is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
+                await self._process.wait()
+        self._output.seek(0)
+        printed = self._output.read()[-2000:].decode(errors="replace").strip()
+        return f"exit status {self._process.returncode}; it printed: {printed or 'nothing'}"
+
+    async def kill(self) -> None:
+        """Kill and reap the process, if there is one."""
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            signal_group(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        if self._state != "none":
+            self._channel.close()
+            self._output.close()
+        self._process, self._state = None, "none"
