@@ -43,8 +43,8 @@ from prl.run_folder import RunFolder, Summary, Totals, choose
 from prl.settings import to_toml
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
+from prl.trainer import checkpoint
 from prl.trainer.base import TrainerReady
-from prl.trainer.checkpoint_folder import latest, step_folder
 from prl.types import Batch, Group
 
 LOOPBACK = "127.0.0.1"
@@ -113,10 +113,13 @@ class Pipeline:
         self._scorer = await self._stack.enter_async_context(Scorer(config.rewards))
         fields = self._scorer.required_fields
         self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
-        checkpoint = latest(self.run_dir / "checkpoints") if self._resume else None
-        await asyncio.to_thread(self._folder.open, to_toml(config), 0 if checkpoint is None else checkpoint.step)
+        found = checkpoint.latest(self.run_dir / "checkpoints") if self._resume else checkpoint.Found(None, [])
+        first_step = checkpoint.read_marker(found.folder).step if found.folder else 0
+        await asyncio.to_thread(self._folder.open, to_toml(config), first_step)
         self._stack.enter_context(configure(self.run_dir, self._console))
-        ready = await self._start_processes(None if checkpoint is None else checkpoint.path)
+        for reason in found.skipped:
+            log.warning("checkpoint skipped", reason=reason)
+        ready = await self._start_processes(found.folder)
         controller = self._controller = self._wire(ready)
         if ready.state:
             self._totals = msgspec.convert(ready.state["totals"], Totals)
@@ -129,13 +132,13 @@ class Pipeline:
         controller.meter.restart()
         log.info("started", step=ready.step, run_dir=str(self.run_dir))
 
-    async def _start_processes(self, checkpoint: Path | None) -> TrainerReady:
+    async def _start_processes(self, resume: Path | None) -> TrainerReady:
         """Open engines and trainer side by side and join them for weight transfers."""
         config = self.config
         transport = await asyncio.to_thread(parts.transport_of, config)
         engines = parts.make_engines(config, self._model, self.run_dir, transport)
         self._pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
-        self._trainer = parts.make_trainer(config, self._model, self.run_dir, checkpoint)
+        self._trainer = parts.make_trainer(config, self._model, self.run_dir, resume)
         self._stack.push_async_callback(self._close_processes)
         kind, why = parts.engine_kind(config)
         self._on_stage(f"starting {len(engines)} {kind} engines ({why}) and {config.trainer.num_ranks} trainer ranks")
@@ -271,7 +274,7 @@ class Pipeline:
 
     async def save(self) -> None:
         """Write a checkpoint of this step."""
-        folder = step_folder(self.run_dir / "checkpoints", self.step_number)
+        folder = checkpoint.step_folder(self.run_dir / "checkpoints", self.step_number)
         state = {"controller": self._entered.state(), "totals": self._totals}
         await self._trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))

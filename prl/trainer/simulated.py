@@ -22,6 +22,7 @@ import msgspec
 
 from prl.errors import CheckpointError, TrainerError
 from prl.simulation import CHECKPOINT, MANIFEST, CallFault, CallFaults, Meeting, learn, sequence_logprobs
+from prl.trainer import checkpoint
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.types import Batch, WeightGroup, WeightUpdate
 
@@ -130,7 +131,7 @@ class SimulatedTrainer:
         with self._alone("save"):
             await self._call("save")
             saved = _Saved(step=self.step, weights=self.weights, state=state)
-            await asyncio.to_thread(_write, folder / _FILE, msgspec.msgpack.encode(saved))
+            await asyncio.to_thread(_save, folder, saved)
 
     async def export(self, folder: Path) -> None:
         """Write the digest; there are no tensors to export."""
@@ -232,6 +233,12 @@ class SimulatedTrainer:
             raise CheckpointError(f"{folder} holds no checkpoint of a simulated trainer: {error}") from error
         self.step, self.weights = saved.step, saved.weights
         return saved.state
+
+
+def _save(folder: Path, saved: _Saved) -> None:
+    """The one file of this checkpoint, complete or not there."""
+    (checkpoint.begin(folder) / _FILE).write_bytes(msgspec.msgpack.encode(saved))
+    checkpoint.commit(folder, step=saved.step, num_ranks=1)
 
 
 def _write(path: Path, content: bytes) -> None:
