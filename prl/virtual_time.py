@@ -20,11 +20,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import selectors
-import traceback
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+_FRAMES = ("cr_frame", "ag_frame", "gi_frame")
+_AWAITED = ("cr_await", "ag_await", "gi_yieldfrom")
 
 
 class DeadlockError(RuntimeError):
@@ -117,9 +119,15 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def _place(task: asyncio.Task[Any]) -> str:
-    """Where a suspended task waits, innermost frame last."""
-    frames = [frame for top in task.get_stack() for frame in traceback.extract_stack(top, limit=1)]
-    return " > ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames) or "its start"
+    """Where a suspended task waits, outermost coroutine first."""
+    places = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame = next((getattr(awaited, name) for name in _FRAMES if getattr(awaited, name, None)), None)
+        if frame is not None:
+            places.append(f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})")
+        awaited = next((getattr(awaited, name) for name in _AWAITED if getattr(awaited, name, None)), None)
+    return " > ".join(places) or "no coroutine"
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -129,6 +129,10 @@ class SimulatedEngine:
         await self._died.wait()
         return str(self._death)
 
+    def kill(self) -> None:
+        """Die now, as an engine does whose process was killed."""
+        self._die(f"{self.name} was killed")
+
     def statistics(self) -> EngineStatistics:
         """A snapshot."""
         return EngineStatistics(
