@@ -14,8 +14,7 @@ from pathlib import PurePath
 from prl import settings
 from prl.config import Config
 from prl.errors import ConfigError
-
-TOKEN_VARIABLE = "PRL_TOKEN"  # noqa: S105 - the name of a variable, not a secret
+from prl.trainer.launch import TOKEN, split_address
 
 
 def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> None:
@@ -41,18 +40,6 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
 def sequences_in_flight(config: Config) -> int:
     """Most streams that all engines run at once."""
     return config.engine.count * config.engine.max_num_seqs
-
-
-def listen_address(listen: str) -> tuple[str, int]:
-    """Split ``host:port``; a numeric IPv6 host stands in brackets.
-
-    Raises:
-        ConfigError: it is no such thing.
-    """
-    host, colon, port = listen.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:  # noqa: PLR2004
-        raise ConfigError(f"trainer.listen = {listen!r} must be host:port, such as 127.0.0.1:29400 (port 0: any free)")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
@@ -124,15 +111,20 @@ def _trainer(config: Config) -> Iterator[str]:
 
 
 def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
+    trainer = config.trainer
     try:
-        host, _ = listen_address(config.trainer.listen)
+        host, _ = split_address(trainer.listen)
     except ConfigError as error:
         yield str(error)
         return
-    if not is_loopback(host) and not environment.get(TOKEN_VARIABLE):
+    if environment.get(TOKEN):
+        return
+    if trainer.launch == "external":
+        yield f"trainer.launch = 'external' needs a secret in {TOKEN}, the same here and for every rank"
+    elif not is_loopback(host):
         yield (
-            f"trainer.listen = {config.trainer.listen!r} can be reached from other machines:"
-            f" set {TOKEN_VARIABLE} to a secret, here and for every rank, or listen on 127.0.0.1"
+            f"trainer.listen = {trainer.listen!r} can be reached from other machines: set {TOKEN} to a secret, or"
+            " listen on 127.0.0.1"
         )
 
 

@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import io
 import os
+import shlex
 import sys
 import threading
 import time
@@ -86,17 +87,18 @@ def _leave_hung_threads(code: int) -> None:
 
 def _show_findings(findings: Sequence[Finding]) -> None:
     """What ``--check`` found, one line each."""
-    from rich.console import Console  # noqa: PLC0415 - --help stays quick
-    from rich.table import Table  # noqa: PLC0415 - the same
+    from rich.table import Table  # noqa: PLC0415 - --help stays quick
     from rich.text import Text  # noqa: PLC0415 - the same
+
+    from prl.panel import make_console, show  # noqa: PLC0415 - the same
 
     table = Table.grid(padding=(0, 2))
     for finding in findings:
         mark = Text("note", "yellow") if finding.is_note else Text("ok", "green")
         table.add_row(mark, finding.topic, Text(finding.text))
-    console = Console()
-    console.print(table, highlight=False)
-    console.print("Nothing was started.", highlight=False)
+    console = make_console()
+    show(console, table)
+    show(console, "Nothing was started.")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -110,7 +112,9 @@ def _run(arguments: argparse.Namespace) -> int:
         return OK
     from prl.job import Job  # noqa: PLC0415 - the same
 
-    return Job(config, run_dir=arguments.run_dir, resume=arguments.resume, plain=arguments.plain).run()
+    overrides = [word for override in arguments.set for word in ("--set", override)]
+    command = shlex.join(["prl", "run", arguments.config, *overrides])
+    return Job(config, command, run_dir=arguments.run_dir, resume=arguments.resume, plain=arguments.plain).run()
 
 
 class _Parser(argparse.ArgumentParser):

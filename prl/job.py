@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -20,13 +21,11 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
-
 from prl import log, preflight, summary
 from prl.config import Config
 from prl.errors import ConfigError, MissingExtraError, PrlError
 from prl.evaluate import Evaluation
-from prl.panel import Panel, make_panel
+from prl.panel import Panel, make_console, make_panel, show
 from prl.pipeline import Pipeline
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
@@ -37,11 +36,17 @@ _SHOW_CURSOR = b"\x1b[?25h\n"
 class Job:
     """``prl run``."""
 
-    def __init__(self, config: Config, *, run_dir: str | None, resume: bool, plain: bool) -> None:
-        """Look at the machine. Raises ConfigError or MissingExtraError; nothing is started."""
+    def __init__(self, config: Config, command: str, *, run_dir: str | None, resume: bool, plain: bool) -> None:
+        """Look at the machine; ``command`` is what to say again to resume the run, but for its folder.
+
+        Raises:
+            ConfigError: the configuration cannot run here; nothing is started.
+            MissingExtraError: the same, for want of a package.
+        """
         preflight.before_start(config)
+        self._command = command
         self._config, self._run_dir, self._resume = config, run_dir, resume
-        self._console = Console()
+        self._console = make_console()
         self._plain = plain
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[int] | None = None
@@ -122,8 +127,9 @@ class Job:
     def _report(self) -> None:
         pipeline = self._pipeline
         if pipeline is not None and pipeline.summary is not None:
-            report = summary.render(pipeline.summary, pipeline.run_dir, latest=pipeline.evaluation)
-            self._console.print(report, highlight=False)
+            again = f"{self._command} --resume --run-dir {shlex.quote(str(pipeline.run_dir))}"
+            report = summary.render(pipeline.summary, pipeline.run_dir, latest=pipeline.evaluation, resume_with=again)
+            show(self._console, report)
 
     @contextmanager
     def _signals(self, panel: Panel) -> Iterator[None]:

@@ -26,6 +26,7 @@ from prl.metrics import StepReport
 from prl.progress import Progress, duration, percent, sparkline
 
 PLAIN_INTERVAL_S = 1.0
+PLAIN_WIDTH = 120
 REFRESH_PER_SECOND = 4
 SPARKLINE_WIDTH = 40
 BAR_WIDTH = 40
@@ -51,6 +52,23 @@ class Panel(Protocol):
     def close(self) -> None:
         """Show the last state and give the terminal back. Idempotent."""
         ...
+
+
+def show(console: Console, content: RenderableType) -> None:
+    """Print ``content``; where there is no terminal, without the blanks that fill its lines."""
+    if console.is_terminal:
+        console.print(content, highlight=False)
+        return
+    with console.capture() as captured:
+        console.print(content, highlight=False)
+    for line in captured.get().splitlines():
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def make_console() -> Console:
+    """Standard output; a pipe or a file is as wide as a wide terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def make_panel(console: Console, *, title: str, num_steps: int, plain: bool = False) -> Panel:

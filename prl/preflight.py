@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 
 from prl import memory
-from prl.check import cross_check, listen_address, sequences_in_flight
+from prl.check import cross_check, sequences_in_flight
 from prl.config import Config
 from prl.errors import ConfigError
 from prl.models import resolve_model
 from prl.parts import engine_kind
+from prl.trainer.launch import split_address
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +163,7 @@ def _on_gpus(config: Config, need: memory.Need, gpus: list[int]) -> list[Finding
 def _port(config: Config) -> Finding:
     """Bind the trainer's port and let it go."""
     listen = config.trainer.listen
-    host, port = listen_address(listen)
+    host, port = split_address(listen)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

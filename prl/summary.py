@@ -31,21 +31,38 @@ FILES = (
 )
 
 
-def render(summary: Summary, run_dir: Path, *, latest: Evaluation | None = None) -> RenderableType:
-    """The report of a run that is done or stopped; ``latest`` is its last evaluation, for the sample answers."""
-    parts: list[RenderableType] = [Text(headline(summary), "bold"), _grid(_numbers(summary, latest))]
+def render(
+    summary: Summary, run_dir: Path, *, latest: Evaluation | None = None, resume_with: str = ""
+) -> RenderableType:
+    """The report of a run that is done or stopped.
+
+    Args:
+        summary: its numbers.
+        run_dir: where it left its files.
+        latest: its last evaluation, for the sample answers.
+        resume_with: the command that continues a stopped run.
+    """
+    parts: list[RenderableType] = ["", Text(headline(summary), "bold"), _grid(_numbers(summary, latest))]
     if latest is not None and latest.answers:
-        parts.append(Text(f"Held-out prompts, as version {latest.version} answers them", "bold"))
-        parts.extend(_grid(_answer(answer)) for answer in latest.answers[:NUM_ANSWERS])
+        parts += ["", Text(f"Held-out prompts, as version {latest.version} answers them", "bold")]
+        for answer in latest.answers[:NUM_ANSWERS]:
+            parts += [_grid(_answer(answer)), ""]
+    else:
+        parts.append("")
     parts.append(Text(f"Everything is in {run_dir}", "bold"))
     parts.append(_grid((name, Text(what)) for name, what in FILES if (run_dir / name).exists()))
-    return Group("", *parts)
+    if summary.status == "stopped" and resume_with:
+        parts += ["", Text("Go on with", "bold"), Padding(Text(resume_with), (0, 0, 0, 2))]
+    return Group(*parts)
 
 
 def headline(summary: Summary) -> str:
     """How it ended, in one line."""
-    steps = "1 step" if summary.steps == 1 else f"{summary.steps} steps"
-    return f"{summary.status.capitalize()} after {steps} in {duration(summary.wall_s)}"
+    return f"{summary.status.capitalize()} after {_steps(summary.steps)} in {duration(summary.wall_s)}"
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number} steps"
 
 
 def _grid(rows: Iterator[tuple[str, Text]]) -> RenderableType:
@@ -54,21 +71,19 @@ def _grid(rows: Iterator[tuple[str, Text]]) -> RenderableType:
     table.add_column(overflow="fold")
     for label, content in rows:
         table.add_row(label, content)
-    return Padding(table, (0, 0, 1, 2))
+    return Padding(table, (0, 0, 0, 2))
 
 
 def _numbers(summary: Summary, latest: Evaluation | None) -> Iterator[tuple[str, Text]]:
-    before, after = summary.eval_before, summary.eval_after
-    if before is not None and after is not None:
-        label = "accuracy" if latest is not None and _is_accuracy(latest) else "held out"
-        yield label, _learned(before, after, latest)
+    if summary.eval_before is not None and summary.eval_after is not None:
+        yield _learned(summary.eval_before, summary.eval_after, latest)
     if summary.reward_first is not None and summary.reward_last is not None:
         yield "reward", Text(f"{summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} at the last")
     if summary.steps:
         yield (
             "lag",
             Text(
-                f"at most {summary.lag_max} steps, {summary.lag_mean:.2f} on average;"
+                f"at most {_steps(summary.lag_max)}, {summary.lag_mean:.2f} on average;"
                 f" up to {summary.num_versions_max_in_sample} weight versions in one sample"
             ),
         )
@@ -78,16 +93,15 @@ def _numbers(summary: Summary, latest: Evaluation | None) -> Iterator[tuple[str,
         yield "ESS", Text(f"{summary.ess_mean:.3f} on average (1 is on policy)")
 
 
-def _is_accuracy(evaluation: Evaluation) -> bool:
-    """Whether the mean reward is the share of right answers."""
-    return all(answer.reward in {0.0, 1.0} for answer in evaluation.answers)
-
-
-def _learned(before: float, after: float, latest: Evaluation | None) -> Text:
-    text = Text.assemble(f"{before:.3f} before, ", (f"{after:.3f} after", "bold"), f" ({after - before:+.3f})")
+def _learned(before: float, after: float, latest: Evaluation | None) -> tuple[str, Text]:
+    """Before and after, in percent where the mean reward is the share of right answers."""
+    is_accuracy = latest is not None and all(answer.reward in {0.0, 1.0} for answer in latest.answers)
+    scale, decimals, unit = (100, 1, "%") if is_accuracy else (1, 3, "")
+    was, now, gain = (f"{scale * value:.{decimals}f}{unit}" for value in (before, after, after - before))
+    text = Text.assemble(f"{was} before, ", (f"{now} after", "bold"), f" ({'+' if after >= before else ''}{gain})")
     if latest is not None:
-        text.append(f", {latest.num_samples} held-out prompts, +- {latest.interval:.3f}")
-    return text
+        text.append(f", {latest.num_samples} held-out prompts, +- {scale * latest.interval:.{decimals}f}{unit}")
+    return "accuracy" if is_accuracy else "held out", text
 
 
 def _answer(answer: Answer) -> Iterator[tuple[str, Text]]:
