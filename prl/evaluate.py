@@ -15,7 +15,7 @@ import msgspec
 
 from prl.engines.base import Decoding
 from prl.errors import EngineError, PrlError
-from prl.failure import FirstFailure
+from prl.failure import FirstFailure, failures_to
 from prl.rollout import Dropped
 from prl.types import Completion, Prompt, Score, Verdict
 
@@ -75,20 +75,18 @@ async def evaluate(
         return Answer(prompt=prompt.text, completion=completion.text, reward=verdict.reward, expected=expected)
 
     async def guarded(prompt: Prompt) -> Answer | None:
-        try:
+        with failures_to(failure.set, f"the evaluation of prompt {prompt.id}"):
             return await answer(prompt)
-        except Exception as error:  # noqa: BLE001 -- raised below as it was, in no group
-            failure.set(error)
-            return None
+        return None
 
-    try:
-        with failure.interrupts():
+    with failure.interrupts():
+        try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(guarded(prompt)) for prompt in prompts]
-    except TimeoutError:
-        raise PrlError(
-            f"the evaluation of {len(prompts)} prompts took longer than eval.timeout_s = {timeout_s:g} s"
-        ) from None
+        except TimeoutError:
+            raise PrlError(
+                f"the evaluation of {len(prompts)} prompts took longer than eval.timeout_s = {timeout_s:g} s"
+            ) from None
     answers = [answered for task in tasks if (answered := task.result()) is not None]
     if not answers:
         raise PrlError(f"none of the {len(prompts)} answers of the evaluation could be sampled and judged")

@@ -16,9 +16,64 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from prl.errors import PrlError
+
+
+def being_cancelled() -> bool:
+    """Whether a CancelledError in this task was asked for, and did not leak out of what the task awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def raise_as_it_was(error: BaseException) -> NoReturn:
+    """Raise ``error`` a second time, with the cause and context it had the first time."""
+    context = error.__context__
+    try:
+        raise error
+    finally:
+        error.__context__ = context
+        del error, context  # the traceback holds this frame
+
+
+@contextmanager
+def failures_to(keep: Callable[[Exception], None], what: str) -> Iterator[None]:
+    """Give a failure of the block to ``keep`` and go on; only a cancellation that was asked for is raised.
+
+    Inside a task group this is how a member fails without closing the group.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as leaked:
+        if being_cancelled():
+            raise
+        error = PrlError(f"{what} was cancelled from within; this is a bug")
+        error.__cause__ = leaked
+        keep(error)
+    except Exception as error:  # noqa: BLE001 -- kept
+        keep(error)
+
+
+class _Wait:
+    """One ``interrupts`` block under way."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task, self._cancelling_before = task, task.cancelling()
+        self._cancelled = False
+        self.failure: BaseException | None = None
+        """What interrupted it."""
+
+    def interrupt(self, failure: BaseException) -> None:
+        """End the wait, unless it is its own task that failed: that one meets the failure where the wait ends."""
+        self.failure = failure
+        if self._task is not asyncio.current_task(self._task.get_loop()):
+            self._cancelled = self._task.cancel()
+
+    def take_back(self) -> bool:
+        """End the cancellation of ``interrupt``, whatever became of it; whether another one is under way."""
+        left = self._task.uncancel() if self._cancelled else self._task.cancelling()
+        return left > self._cancelling_before
 
 
 class FirstFailure:
@@ -26,45 +81,53 @@ class FirstFailure:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self._waiting: dict[asyncio.Task[Any], bool] = {}  # task -> was it interrupted
+        self._waits: list[_Wait] = []
 
     def set(self, error: BaseException) -> None:
         """Keep ``error`` if it is the first, and interrupt every wait."""
         if self.error is not None:
             return
         self.error = error
-        for task in self._waiting:
-            self._waiting[task] = True
-            task.cancel()
+        for wait in self._waits:
+            wait.interrupt(error)
 
     async def guard(self, name: str, loop: Coroutine[Any, Any, None]) -> None:
         """Run a loop that has no end of its own: its failure, or a return, is the run's failure."""
-        try:
+        with failures_to(self.set, f"the {name} loop"):
             await loop
-        except Exception as error:  # noqa: BLE001 -- kept and raised where the run is awaited
-            self.set(error)
-        else:
-            self.set(PrlError(f"the {name} loop ended although the run goes on; this is a bug in prl"))
+            self.set(PrlError(f"the {name} loop ended although the run goes on; this is a bug"))
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:
-        """Wait under this to be interrupted by the first failure, which is then raised here."""
+        """Wait under this to be interrupted by the first failure, which is then raised here as it was.
+
+        The interruption is a cancellation of this task that is taken back here. A cancellation that somebody else asked
+        for goes on, and comes before the failure.
+        """
         if self.error is not None:
-            raise self.error
+            raise_as_it_was(self.error)
         task = asyncio.current_task()
         if task is None:
             msg = "FirstFailure.interrupts needs a running task"
             raise RuntimeError(msg)
-        self._waiting[task] = False
+        wait = _Wait(task)
+        self._waits.append(wait)
         try:
             yield
         except asyncio.CancelledError:
-            interrupted = self._waiting[task]
-            if interrupted and self.error is not None and task.uncancel() == 0:
-                raise self.error from None
-            raise
+            if wait.take_back() or wait.failure is None:
+                raise
+        except Exception as error:
+            wait.take_back()
+            if wait.failure is None or wait.failure is error:
+                raise
+            wait.failure.add_note(f"the wait that this failure ended then raised {error!r}")
+        else:
+            wait.take_back()
         finally:
-            del self._waiting[task]
+            self._waits.remove(wait)
+        if wait.failure is not None:
+            raise_as_it_was(wait.failure)
 
 
 class SideError(Exception):
@@ -78,23 +141,25 @@ class SideError(Exception):
 async def together(pending: dict[str, str], what: str, **sides: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
     """Do things side by side: all results by side, or SideError with the first failure, the others cancelled.
 
-    ``pending[side] = what`` stands while a side is under way, and stays when it is cancelled, so that whoever owns the
-    deadline can name who had not answered.
+    ``pending[side]`` says what a side is doing. It stays where the side is cancelled or fails, so that whoever owns the
+    deadline can name who had not answered, and why.
     """
     failures: list[SideError] = []
     tasks: dict[str, asyncio.Task[Any]] = {}
 
     async def one(side: str, work: Callable[[], Awaitable[Any]]) -> Any:
-        pending[side] = what
-        result = None
-        try:
-            result = await work()
-        except Exception as error:  # noqa: BLE001 -- raised below, with its side
+        def fail(error: Exception) -> None:
+            pending[side] = f"{what} failed: {error}"
             failures.append(SideError(side, error))
             for other in tasks.keys() - {side}:
                 tasks[other].cancel()
-        del pending[side]
-        return result
+
+        pending[side] = what
+        with failures_to(fail, f"the {what}"):
+            result = await work()
+            del pending[side]
+            return result
+        return None
 
     async with asyncio.TaskGroup() as group:
         for side, work in sides.items():
@@ -106,15 +171,21 @@ async def together(pending: dict[str, str], what: str, **sides: Callable[[], Awa
 
 @asynccontextmanager
 async def running(loop: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run ``loop`` while the body runs, then cancel it. An exception of the body leaves as it is, in no group."""
-    raised: Exception | None = None
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(loop)
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 -- raised below, outside the group that would wrap it
-            raised = error
-        finally:
-            task.cancel()
-    if raised is not None:
-        raise raised
+    """Run ``loop`` while the body runs, then cancel it.
+
+    An exception of the body leaves as it was, in no group; one of the loop ends the body and does the same.
+    """
+    error: Exception | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(loop)
+            try:
+                yield
+            except Exception as raised:  # noqa: BLE001 -- raised below, outside the group that would wrap it
+                error = raised
+            finally:
+                task.cancel()
+    except ExceptionGroup as failed:
+        error = error or failed.exceptions[0]
+    if error is not None:
+        raise_as_it_was(error)

@@ -23,7 +23,7 @@ import msgspec
 
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError
-from prl.failure import FirstFailure
+from prl.failure import FirstFailure, being_cancelled, failures_to
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict
 
 MAX_ATTEMPTS = 2
@@ -115,11 +115,9 @@ class Rollout:
 
     async def _guarded_member(self, prompt: Prompt, member: int) -> Member:
         """One member; a failure that must end the run is reported at once and not raised into the task group."""
-        try:
+        with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
             return await self._member(prompt, member)
-        except Exception as error:  # noqa: BLE001 -- reported, and raised where the run is awaited
-            self._failure.set(error)
-            return Dropped(reason="error", message=str(error))
+        return Dropped(reason="error", message="it ends the run")
 
     async def _member(self, prompt: Prompt, member: int) -> Member:
         sampled = await self.sample(prompt, self._seeded(prompt, member, 0))
@@ -159,6 +157,8 @@ class Rollout:
         except EngineDeadError:
             raise
         except EngineError as error:
+            if being_cancelled():  # the stream failed to close: no reason to go on with another
+                raise asyncio.CancelledError from error
             return Dropped(reason="engine_error", message=str(error))
         if finish not in {"stop", "length"} or not token_ids:
             return Dropped(reason="aborted", message=f"the stream ended with {finish} after {len(token_ids)} tokens")
