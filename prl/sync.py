@@ -2,8 +2,8 @@
 
 Invariants:
 
-- All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the engines stay paused (or
-  refuse to generate) and the run ends.
+- All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the run ends. Engines that
+  may not all serve the new version are not resumed.
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
 - Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
   trainer's. A transfer that reports success and moved nothing does not pass.
@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Protocol
 
 import msgspec
@@ -72,7 +73,8 @@ class WeightSync:
     ) -> None:
         self._trainer, self._engines = trainer, engines
         self._transport, self._manifest = transport, manifest
-        self._probe, self._tolerance, self._verify_every = probe, tolerance, verify_every
+        self._probe = probe if len(probe) > 1 else probe * 2  # a log-probability needs a token before its own
+        self._tolerance, self._verify_every = tolerance, verify_every
         self._timeout_s = timeout_s
         self._num_pushes = 0
         self.version = -1
@@ -85,26 +87,23 @@ class WeightSync:
             raise WeightSyncError(f"{self._under_way} was interrupted, so the engines' weights are unknown; restart")
         self._under_way = f"the update to version {version}"
         clock = asyncio.get_running_loop().time
-        pending: dict[str, str] = {"engines": "pause"}
+        pending: dict[str, str] = {}
         try:
             async with asyncio.timeout(self._timeout_s):
                 paused_at = clock()
-                await self._engines.pause()
-                pending.clear()
+                await together(pending, "pause", engines=self._engines.pause)
                 published_at = clock()
                 await self._transfer(version, pending)
                 loaded_at = clock()
-                pending["engines"] = "resume"
-                await self._engines.resume()
+                await together(pending, "resume", engines=self._engines.resume)
                 resumed_at = clock()
-                pending.clear()
                 verify_gap = await self._verify(version, pending)
         except SideError as failed:
             raise WeightSyncError(f"{self._under_way} failed on the side of the {failed}") from failed.error
         except TimeoutError:
             waits = ", ".join(f"{side} ({what})" for side, what in pending.items())
             raise WeightSyncError(
-                f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; still waiting: {waits}"
+                f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}"
             ) from None
         self._under_way = None
         self.version = version
@@ -137,11 +136,19 @@ class WeightSync:
     def _largest_gap(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> float:
         largest = 0.0
         for engine, found in by_engine.items():
-            gap = max(abs(a - b) for a, b in zip(expected, found, strict=True))
-            if not gap <= self._tolerance:  # also refuses NaN
+            gap = _gap(expected, found)
+            if gap > self._tolerance:
                 raise WeightSyncError(
                     f"{engine} does not serve the trainer's weights of version {version}: on {len(expected)} tokens a"
                     f" log-probability differs by {gap:.3g}, above weights.verify_tolerance = {self._tolerance:g}"
                 )
             largest = max(largest, gap)
         return largest
+
+
+def _gap(expected: list[float], found: list[float]) -> float:
+    """Largest difference between two lists of log-probabilities; infinite where they cannot be compared."""
+    if not len(expected) == len(found) > 0:
+        return math.inf
+    gaps = [abs(a - b) for a, b in zip(expected, found, strict=True)]
+    return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
