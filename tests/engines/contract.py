@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from prl.engines.base import Decoding, Engine
-from prl.types import TokenChunk, WeightUpdate
+from prl.types import TokenChunk
 
 DEADLINE_S = 60.0
 """Longest wait of any test for anything."""
@@ -39,10 +39,6 @@ class Subject(abc.ABC):
     def __init__(self, engine: Engine, *, prompt: list[int], max_num_seqs: int, long: int) -> None:
         self.engine, self.prompt, self.max_num_seqs, self.long = engine, prompt, max_num_seqs, long
         self.version = 0
-
-    @abc.abstractmethod
-    def update(self, version: int) -> WeightUpdate:
-        """What ``transfer`` tells the engine to load."""
 
     @abc.abstractmethod
     async def transfer(self, version: int) -> None:

@@ -24,10 +24,6 @@ class SimulatedSubject(Subject):
         super().__init__(engine, prompt=[5, 6, 7], max_num_seqs=max_num_seqs, long=200)
         self._simulated, self._meeting = engine, meeting
 
-    def update(self, version: int) -> WeightUpdate:
-        """The simulated manifest."""
-        return WeightUpdate(version=version, transport="simulated", manifest=MANIFEST)
-
     async def transfer(self, version: int) -> None:
         """Meet the load."""
         weights = blake2b(version.to_bytes(8, "little"), digest_size=16).digest()
@@ -38,11 +34,12 @@ class SimulatedSubject(Subject):
         await self._send(version, version + 1, b"x" * 16)
 
     async def _send(self, announced: int, sent: int, weights: bytes) -> None:
+        update = WeightUpdate(version=announced, transport="simulated", manifest=MANIFEST)
         failures: list[Exception] = []
 
         async def load() -> None:
             try:
-                await self.engine.load(self.update(announced))
+                await self.engine.load(update)
             except Exception as error:  # noqa: BLE001 - raised below
                 failures.append(error)
 

@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, WeightSyncError
+from prl.types import WeightUpdate
 from tests.engines.contract import DEADLINE_S, Stream, Subject
 
 KINDS = ["simulated", "transformers", "vllm"]
@@ -175,7 +176,7 @@ async def test_request_while_paused_waits_for_resume(subject: Subject) -> None:
 async def test_load_needs_a_pause(subject: Subject) -> None:
     """A load of an engine that is not paused is refused, and the engine serves on."""
     with pytest.raises((EngineError, WeightSyncError), match="paused"):
-        await subject.engine.load(subject.update(subject.version + 1))
+        await subject.engine.load(WeightUpdate(version=subject.version + 1, transport="gloo", manifest=[]))
     assert_whole(await subject.sample(sampling(4)), 4)
 
 
