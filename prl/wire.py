@@ -1,8 +1,9 @@
 """Typed messages over a byte stream: a 4-byte length, then msgpack by msgspec. No pickle.
 
 The async half serves the controller, the blocking half serves worker processes that have no event loop. Both refuse a
-frame above ``MAX_FRAME_BYTES`` before reading it, and both raise ``WireClosedError`` at the end of the stream, so a
-dead peer is an error at once and never a wait.
+frame above ``MAX_FRAME_BYTES`` before reading it, and both raise ``WireClosedError`` at the end of the stream, whether
+the peer closed it or died, so a dead peer is an error at once and never a wait. What is no message of the protocol is a
+``WireError``. A ``receive`` on the event loop that is cancelled loses nothing: the next one reads the same message.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class WireClosedError(ConnectionError):
 
 
 class WireError(ConnectionError):
-    """The other side sent something that is no message of this protocol."""
+    """Something is no message of this protocol, or too large for one."""
 
 
 def _checked_length(header: bytes) -> int:
@@ -47,7 +48,7 @@ def _frame(encoder: msgspec.msgpack.Encoder, message: Any) -> bytes:
 def _decode(decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
     try:
         return decoder.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         msg = f"a frame is no message of this protocol: {error}"
         raise WireError(msg) from error
 
@@ -59,24 +60,32 @@ class Channel(Generic[M]):
         self._reader, self._writer = reader, writer
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(receives)
         self._encoder = msgspec.msgpack.Encoder()
+        self._length: int | None = None
+        """Of the message whose header was read and whose body was not."""
 
     async def send(self, message: Any) -> None:
-        """Write one message and wait until the buffer takes it."""
+        """Write one message and wait until the buffer takes it. The caller owns the deadline."""
+        frame = _frame(self._encoder, message)
         try:
-            self._writer.write(_frame(self._encoder, message))
+            self._writer.write(frame)
             await self._writer.drain()
-        except (ConnectionError, RuntimeError) as error:
+        except (OSError, RuntimeError) as error:  # uvloop raises the latter for a closed transport
             raise WireClosedError(str(error) or "the stream is closed") from error
 
     async def receive(self) -> M:
         """Read one message. The caller owns the deadline."""
+        if self._length is None:
+            self._length = _checked_length(await self._read(_LENGTH.size))
+        body = await self._read(self._length)
+        self._length = None
+        return _decode(self._decoder, body)
+
+    async def _read(self, count: int) -> bytes:
         try:
-            header = await self._reader.readexactly(_LENGTH.size)
-            body = await self._reader.readexactly(_checked_length(header))
-        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError) as error:
+            return await self._reader.readexactly(count)
+        except (asyncio.IncompleteReadError, OSError) as error:
             msg = "the other side closed the connection"
             raise WireClosedError(msg) from error
-        return _decode(self._decoder, body)
 
     def close(self) -> None:
         """Drop the stream without waiting."""
@@ -93,8 +102,9 @@ class BlockingChannel(Generic[M]):
 
     def send(self, message: Any) -> None:
         """Write one message."""
+        frame = _frame(self._encoder, message)
         try:
-            self._socket.sendall(_frame(self._encoder, message))
+            self._socket.sendall(frame)
         except OSError as error:
             raise WireClosedError(str(error)) from error
 
@@ -106,10 +116,13 @@ class BlockingChannel(Generic[M]):
         buffer = bytearray(count)
         view = memoryview(buffer)
         done = 0
+        msg = "the other side closed the connection"
         while done < count:
-            got = self._socket.recv_into(view[done:])
+            try:
+                got = self._socket.recv_into(view[done:])
+            except OSError as error:
+                raise WireClosedError(msg) from error
             if got == 0:
-                msg = "the other side closed the connection"
                 raise WireClosedError(msg)
             done += got
         return bytes(buffer)
