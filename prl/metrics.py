@@ -8,7 +8,9 @@ time; ``trainer_busy`` and ``engine_busy`` are shares of it (the engines' is a m
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import compress
 
 import msgspec
 
@@ -64,7 +66,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """How stale the tokens of one batch are, and how many versions wrote one sample."""
+    """How stale the trained tokens of one batch are, and how many versions wrote one sample."""
 
     max: int
     mean: float
@@ -73,16 +75,17 @@ class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 def lag_of(batch: Batch) -> LagSummary:
     """Lag of each trained token: ``batch.step`` minus the version that sampled it."""
-    lags = [
-        batch.step - version
-        for sample in batch.samples
-        for version, mask in zip(sample.versions, sample.loss_mask, strict=True)
-        if mask
-    ]
+    counts: Counter[int] = Counter()  # tokens by version; counting is what keeps millions of tokens cheap
+    num_versions_max = 0
+    for sample in batch.samples:
+        of_sample = Counter(compress(sample.versions, sample.loss_mask))
+        num_versions_max = max(num_versions_max, len(of_sample))
+        counts.update(of_sample)
+    lag_sum = sum((batch.step - version) * count for version, count in counts.items())
     return LagSummary(
-        max=max(lags, default=0),
-        mean=statistics.fmean(lags) if lags else 0.0,
-        num_versions_max=max((len({v for v in sample.versions if v >= 0}) for sample in batch.samples), default=0),
+        max=batch.step - min(counts, default=batch.step),
+        mean=lag_sum / max(1, counts.total()),
+        num_versions_max=num_versions_max,
     )
 
 
