@@ -11,6 +11,7 @@ are finite; what is not is written as null.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -60,6 +61,8 @@ class Totals(msgspec.Struct, kw_only=True):
     lag_max: int = 0
     lag_sum: float = 0.0
     ess_sum: float = 0.0
+    ess_steps: int = 0
+    """Steps with an effective sample size: one that was skipped for a non-finite loss may have none."""
     num_versions_max: int = 0
     wall_s: float = 0.0
 
@@ -73,7 +76,9 @@ class Totals(msgspec.Struct, kw_only=True):
         self.reward_last = report.reward_mean
         self.lag_max = max(self.lag_max, report.lag_max)
         self.lag_sum += report.lag_mean
-        self.ess_sum += report.ess
+        if math.isfinite(report.ess):
+            self.ess_sum += report.ess
+            self.ess_steps += 1
         self.num_versions_max = max(self.num_versions_max, num_versions_max)
         self.wall_s += report.time_s
 
@@ -92,7 +97,7 @@ class Totals(msgspec.Struct, kw_only=True):
             eval_after=eval_after,
             lag_max=self.lag_max,
             lag_mean=self.lag_sum / max(1, self.steps),
-            ess_mean=self.ess_sum / self.steps if self.steps else None,
+            ess_mean=self.ess_sum / self.ess_steps if self.ess_steps else None,
             num_engines=num_engines,
             num_versions_max_in_sample=self.num_versions_max,
             wall_s=self.wall_s,
@@ -104,9 +109,12 @@ def choose(name: str, run_dir: Path | None, *, resume: bool) -> Path:
     """Where a run goes: ``run_dir``, or the next free of ``runs/NAME``, ``runs/NAME-2`` ...; to resume, the newest.
 
     Raises:
-        ConfigError: ``run_dir`` holds a run already and this one does not resume it, or there is nothing to resume.
+        ConfigError: ``run_dir`` is no folder, or holds a run already and this one does not resume it, or there is
+            nothing to resume.
     """
     if run_dir is not None:
+        if run_dir.exists() and not run_dir.is_dir():
+            raise ConfigError(f"{run_dir} is a file: name a folder for --run-dir")
         if not resume and (run_dir / "config.toml").exists():
             raise ConfigError(f"{run_dir} holds a run already: continue it with --resume, or name another --run-dir")
         if resume and not (run_dir / "config.toml").exists():
@@ -132,7 +140,7 @@ class RunFolder:
     def open(self, config_toml: str, first_step: int) -> None:
         """Make the folder, write the configuration, and cut the lines of steps after ``first_step``."""
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.toml").write_text(config_toml)
+        (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
         for name in ("metrics.jsonl", "samples.jsonl"):
             _keep_steps(self.path / name, first_step)
 
