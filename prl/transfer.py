@@ -21,7 +21,7 @@ import contextlib
 import hashlib
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -99,7 +99,7 @@ class GlooGroup:
                 self._send_bucket(bucket, fill, version)
             self._wait_for_all("done", f"to confirm version {version}")
 
-    def receive(self, version: int, manifest: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
+    def receive(self, version: int, manifest: Sequence[TensorSpec]) -> Generator[tuple[str, Tensor]]:
         """Yield the named tensors of ``manifest`` in its order, on the CPU, each owned by the caller.
 
         Exhaust it: the end of the iteration is the confirmation that the sender waits for; leaving it early breaks the

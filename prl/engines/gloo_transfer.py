@@ -1,0 +1,171 @@
+"""vLLM's side of a gloo weight transfer: a backend named ``gloo``, and the plug-in that puts it into every worker.
+
+Invariants:
+
+- A load is all or nothing on each worker: every byte of the version has arrived and every tensor is finite before the
+  first weight of the model is touched. A transfer that fails leaves the model serving what it served.
+- A load that fails later (a name the model does not know, a tensor it misses) leaves no half-buffered layer behind,
+  so that the next load starts clean and overwrites everything.
+- What vLLM derived from a weight is derived again. Its layer-wise reload does that for each layer that received a
+  tensor; a tied output head receives none, so it is done here (see ``repack_tied_heads``).
+- Every process that vLLM starts for prl ends when its parent does.
+
+The fields of ``GlooInitInfo`` and ``GlooUpdateInfo`` are those of vLLM's own ``nccl`` backend and a few more, so the
+controller drives both through the same calls (``vllm.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from prl.errors import WeightSyncError
+from prl.process import die_with_parent
+from prl.transfer import GlooGroup
+from prl.types import TensorSpec, WeightGroup
+
+CONTROLLER = "PRL_CONTROLLER_PID"
+"""Environment variable in the processes that prl's engines consist of: the controller's process id."""
+_registered = False
+
+
+def register() -> None:
+    """Entry point ``vllm.general_plugins``: called once or more in every process of vLLM, the controller too."""
+    global _registered  # noqa: PLW0603 -- a process registers once, whoever calls
+    if _registered:
+        return
+    _registered = True
+    WeightTransferEngineFactory.register_engine("gloo", GlooTransferEngine)
+    controller = os.environ.get(CONTROLLER)
+    if controller is not None and int(controller) != os.getpid():
+        parent = multiprocessing.parent_process()
+        die_with_parent(parent.pid if parent is not None else None)
+
+
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is untyped
+    """Where the weight group meets; this engine's workers take ranks ``rank_offset ...``."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    timeout_s: float
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is untyped
+    """One version: three lists of one length, in sending order."""
+
+    version: int
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+    def manifest(self) -> list[TensorSpec]:
+        """The same as the trainer's manifest."""
+        columns = zip(self.names, self.dtype_names, self.shapes, strict=True)
+        return [TensorSpec(name=name, dtype=dtype, shape=list(shape)) for name, dtype, shape in columns]
+
+
+class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is untyped
+    """One worker's receiving end; vLLM makes it and calls it."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._group: GlooGroup | None = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        """Join the weight group, leaving the one joined before."""
+        self.shutdown()
+        group = WeightGroup(
+            transport="gloo",
+            address=init_info.master_address,
+            port=init_info.master_port,
+            world_size=init_info.world_size,
+            timeout_s=init_info.timeout_s,
+        )
+        parallel = self.parallel_config
+        rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        self._group = GlooGroup.join(group, rank)
+
+    def start_weight_update(self) -> None:
+        """Nothing yet: the model is left alone until everything has arrived."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive one version and serve it. On the CPU there is nothing to synchronise with, unlike in the base."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        """Receive everything, then load everything."""
+        if self._group is None:
+            raise WeightSyncError("this worker was not connected to a weight group before it was asked to load")
+        manifest = update_info.manifest()
+        with contextlib.closing(self._group.receive(update_info.version, manifest)) as tensors:
+            received = list(tensors)
+        for name, tensor in received:
+            if not torch.isfinite(tensor).all():
+                raise WeightSyncError(f"version {update_info.version} of {name} holds a value that is not finite")
+        load_weights(self.model, self.model_config, received)
+
+    def finish_weight_update(self) -> None:
+        """Nothing left: ``update_weights`` was the whole update."""
+
+    def shutdown(self) -> None:
+        """Leave the weight group."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+@torch.no_grad()
+def load_weights(model: Any, model_config: Any, tensors: list[tuple[str, Tensor]]) -> None:
+    """Replace all weights of a vLLM model by ``tensors`` (checkpoint names), in place.
+
+    Raises:
+        WeightSyncError: a parameter of the model received nothing.
+    """
+    expected = {name for name, _ in model.named_parameters()}
+    initialize_layerwise_reload(model)
+    try:
+        loaded = model.load_weights(iter(tensors))
+    finally:
+        # Also after a failure: it takes the loaders' wrappers off again and drops what they had buffered.
+        finalize_layerwise_reload(model, model_config)
+    if loaded is not None and (missing := sorted(expected - set(loaded))):
+        raise WeightSyncError(f"the update brings nothing for {len(missing)} parameters, such as {missing[0]}")
+    repack_tied_heads(model)
+
+
+def repack_tied_heads(model: Any) -> None:
+    """Derive a tied output head's packed weight again.
+
+    On a CPU vLLM multiplies by a packed copy of each linear weight (``cpu_linear``). The reload packs anew where a
+    tensor was loaded. A tied head shares the embedding's tensor and receives none of its own, so its packed copy would
+    stay the old one, and every update would report success while the head kept serving old weights.
+    """
+    embeddings = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    num_owners = Counter(id(module.weight) for module in embeddings)
+    for module in embeddings:
+        if num_owners[id(module.weight)] > 1 and hasattr(module, "cpu_linear"):
+            module.quant_method.process_weights_after_loading(module)
