@@ -21,6 +21,8 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _WATCH_INTERVAL_S = 0.5
+_REAP_TIMEOUT_S = 5.0
+"""Longest wait for a killed process to be gone: the kernel may hold it, in a device driver say, for ever."""
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -79,12 +81,13 @@ class Child:
     async def start(cls, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Child:
         """Start ``command`` (no shell) with stdout and stderr appended to ``log``.
 
-        It runs through this module (``python -m prl.process``), which ties it to this process and then becomes it.
+        It runs through this file, which ties it to this process and then becomes it. As a script, isolated from the
+        environment's Python settings, it starts without importing prl.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "prl.process", str(os.getpid()), *command),
+                *(sys.executable, "-I", __file__, str(os.getpid()), *command),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -106,22 +109,34 @@ class Child:
     async def ended(self) -> str:
         """Wait for the end and say it in one paragraph: name, exit, last log lines."""
         code = await self._process.wait()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with {code}"
         return f"{self.name} (pid {self.pid}) {how}; last lines of {self.log}:\n{tail(self.log)}"
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """SIGTERM to the group, SIGKILL after ``grace_s``; returns when the process is reaped."""
-        if self.returncode is None:
-            signal_group(self.pid, signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await self._process.wait()
-        signal_group(self.pid, signal.SIGKILL)
-        await self._process.wait()
+        """SIGTERM to the group, SIGKILL after ``grace_s`` or when cancelled; returns when the process is reaped."""
+        try:
+            if self.returncode is None:
+                signal_group(self.pid, signal.SIGTERM)
+                await self._gone_within(grace_s)
+        finally:
+            signal_group(self.pid, signal.SIGKILL)
+        await self._gone_within(_REAP_TIMEOUT_S)
+
+    async def _gone_within(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._process.wait()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
 
 
 def _become(argv: list[str]) -> None:
-    """``python -m prl.process PARENT COMMAND...``: tie this process to PARENT, then become COMMAND."""
+    """``process.py PARENT COMMAND...``: tie this process to PARENT, then become COMMAND."""
     parent, command = int(argv[0]), argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
