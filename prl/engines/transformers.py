@@ -9,8 +9,8 @@ Invariants:
   move and sends no token for ``engine.token_timeout_s`` is killed, so a stream never hangs.
 - After a failed or interrupted load the child stays paused, whatever ``resume`` is asked, until a load succeeds; open
   streams wait, new ones are refused.
-- A stream's own seed is not supported: all streams of a step are drawn together, from a generator that ``seed`` and
-  ``index`` fix.
+- A stream with a seed of its own samples the same tokens from the same weights (up to rounding of the logits), on
+  whichever engine and beside whatever else; the others are drawn from a generator that ``seed`` and ``index`` fix.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import math
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
+
+import msgspec
 
 from prl.config import EngineConfig
 from prl.engines.base import Decoding, EngineStatistics
@@ -145,11 +147,7 @@ class TransformersEngine:
             raise EngineError(
                 f"max_tokens must be at least 1 and the temperature finite and at least 0, got {decoding}"
             )
-        bounded = Decoding(
-            temperature=decoding.temperature,
-            max_tokens=min(decoding.max_tokens, room),
-            stop_token_ids=decoding.stop_token_ids,
-        )
+        bounded = msgspec.structs.replace(decoding, max_tokens=min(decoding.max_tokens, room))
         return Generate(stream=next(self._ids), token_ids=token_ids, decoding=bounded)
 
     def _check_ids(self, token_ids: list[int]) -> None:

@@ -37,6 +37,7 @@ from prl.engines.transformers_protocol import (
     Score,
     Start,
 )
+from prl.engines.transformers_sampling import Sampler
 from prl.engines.transformers_weights import load_model, replace_weights, score
 from prl.errors import WeightSyncError
 from prl.process import die_with_parent
@@ -94,8 +95,9 @@ class Host:
     def _start(self, start: Start) -> int:
         torch.set_num_threads(start.num_threads)
         self._model = load_model(start)
-        self._manager = make_manager(self._model, start)
-        self._router = TokenRouter(self._manager, self._send, start.stream_interval)
+        sampler = Sampler(start.seed)
+        self._manager = make_manager(self._model, start, sampler)
+        self._router = TokenRouter(self._manager, sampler, self._send, start.stream_interval)
         self._manager.start()
         threading.Thread(target=self._watch_generation, name="prl-generation-watch", daemon=True).start()
         return int(self._model.config.get_text_config().vocab_size)
