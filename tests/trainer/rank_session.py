@@ -1,0 +1,98 @@
+"""What every rank of a small group does for ``test_learner.py``: ``python -m tests.trainer.rank_session MODEL FOLDER``.
+
+The same session runs in the test's own process as the only rank and in two processes as two ranks. Rank 0 leaves its
+tensors in ``tensors.safetensors``, each rank its numbers in ``rank-N.json``.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
+
+from prl.trainer.learner import Learner
+from prl.types import Batch
+from tests.trainer.cases import make_batch, make_config, random_samples
+
+CPU = torch.device("cpu")
+NUM_STEPS, SAVED_AT = 6, 3
+
+
+def whole(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """Full copies under prefixed names. A collective."""
+    return {
+        f"{prefix}/{name}": (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+        for name, tensor in tensors.items()
+    }
+
+
+def gradients(learner: Learner) -> dict[str, torch.Tensor]:
+    """The accumulated gradient by name, taken from the learner."""
+    found = {name: parameter.grad for name, parameter in learner.parameters.items() if parameter.grad is not None}
+    learner.optimizer.zero_grad()
+    return found
+
+
+def train(learner: Learner, batch: Batch) -> Any:
+    """This rank's part of one step."""
+    return learner.train(batch.step, share(batch), batch.num_sequences)
+
+
+def share(batch: Batch) -> list[list[Any]]:
+    """This rank's micro-batches."""
+    return [[batch.samples[index] for index in microbatch] for microbatch in batch.plan[dist.get_rank()]]
+
+
+def draws() -> list[float]:
+    """One number from each generator."""
+    return [random.random(), float(np.random.random()), torch.rand(()).item()]  # noqa: NPY002 -- the global ones
+
+
+def session(model: Path, folder: Path) -> None:
+    """Gradients, six steps, three steps after a resume, an idle rank, and a step that must be skipped."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    config = make_config(model, trainer={"num_ranks": num_ranks})
+    learner = Learner(config, str(model), None, CPU)
+    numbers: dict[str, Any] = {"manifest": learner.ready().manifest}
+    batch = make_batch(0, num_ranks)
+    learner.accumulate(share(batch), batch.num_sequences)
+    tensors = whole(gradients(learner), "gradient")
+    learner.accumulate([random_samples(5, 1)] if rank == 0 else [[]], 1)
+    tensors |= whole(gradients(learner), "idle")
+
+    reports = [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT)]
+    learner.save(folder / "step-000003", {"cursor": 12})
+    numbers["draws"] = draws()
+    reports += [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT, NUM_STEPS)]
+    tensors |= whole(learner._checkpointed(), "straight")
+
+    resumed = Learner(config, str(model), folder / "step-000003", CPU)
+    numbers["state"] = resumed.ready().state
+    numbers["draws_resumed"] = draws()
+    again = [train(resumed, make_batch(step, num_ranks)) for step in range(SAVED_AT, NUM_STEPS)]
+    tensors |= whole(resumed._checkpointed(), "resumed")
+    numbers["reports"], numbers["reports_resumed"] = reports, again
+
+    poisoned = make_batch(NUM_STEPS, num_ranks)
+    poisoned.samples[poisoned.plan[-1][0][-1]].logprobs[-1] = float("nan")  # on the last rank only
+    numbers["skipped"] = train(resumed, poisoned).skipped
+    tensors |= whole(resumed._checkpointed(), "after_skip")
+    resumed.export(folder / "export")
+    if rank == 0:
+        save_file(tensors, folder / "tensors.safetensors")
+    (folder / f"rank-{rank}.json").write_bytes(msgspec.json.encode(numbers))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    session(Path(sys.argv[1]), Path(sys.argv[2]))
+    dist.destroy_process_group()

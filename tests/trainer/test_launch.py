@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prl.errors import ConfigError
+from prl.trainer import launch
+from tests.trainer.cases import make_config
+
+CONFIG = make_config(Path("m"), trainer={"num_ranks": 3})
+EXTERNAL = make_config(Path("m"), trainer={"launch": "external"})
+
+
+def test_the_token_is_never_an_argument() -> None:
+    """The secret and the address are in the environment only."""
+    token = launch.make_token(CONFIG)
+    environment = launch.environment(CONFIG, "127.0.0.1:4000", token)
+    assert len(token) >= 32
+    assert environment["PRL_TOKEN"] == token
+    assert environment["PRL_TRAINER_ADDRESS"] == "127.0.0.1:4000"
+    assert not any(token in part or "4000" in part for part in launch.torchrun_command(3))
+    assert launch.make_token(CONFIG) != token
+
+
+def test_ranks_started_by_hand_need_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """External ranks use PRL_TOKEN, and without it the run refuses to start."""
+    monkeypatch.delenv("PRL_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="PRL_TOKEN"):
+        launch.make_token(EXTERNAL)
+    monkeypatch.setenv("PRL_TOKEN", "mine")
+    assert launch.make_token(EXTERNAL) == "mine"
+    assert "mine" not in launch.by_hand(EXTERNAL, "host:1")
+
+
+@pytest.mark.parametrize(("listen", "expected"), [("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:80", ("::1", 80))])
+def test_addresses_are_read(listen: str, expected: tuple[str, int]) -> None:
+    """Host and port, with brackets around an IPv6 host."""
+    assert launch.split_address(listen) == expected
+
+
+@pytest.mark.parametrize("listen", ["", "127.0.0.1", ":80", "host:", "host:x", "host:65536", "host:-1"])
+def test_bad_addresses_are_config_errors(listen: str) -> None:
+    """What is no host:port names the key and the value."""
+    with pytest.raises(ConfigError, match=r"trainer\.listen") as caught:
+        launch.split_address(listen)
+    assert repr(listen) in str(caught.value)
+
+
+def test_the_users_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OMP_NUM_THREADS is a share of the cores, at least 1, unless the user chose."""
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert launch.environment(CONFIG, "a:1", "t")["OMP_NUM_THREADS"] == "4"
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    assert launch.environment(CONFIG, "a:1", "t")["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert launch.environment(CONFIG, "a:1", "t")["OMP_NUM_THREADS"] == "7"

@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.trainer.cases import make_batch, make_config, masked, random_samples, sample
+
+torch: Any = pytest.importorskip("torch")
+
+from safetensors.torch import load_file  # noqa: E402 -- after the check for torch
+
+from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
+from prl.trainer.learner import Learner  # noqa: E402
+from prl.types import Sample, WeightUpdate  # noqa: E402
+from tests.trainer import rank_session  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_rank")
+CPU = torch.device("cpu")
+SAMPLES = random_samples(1, 5)
+
+
+@pytest.fixture(scope="module")
+def learner(models: dict[str, Path], one_rank: None) -> Learner:
+    """A learner whose weights no test changes."""
+    return Learner(make_config(models["tied"]), str(models["tied"]), None, CPU)
+
+
+@pytest.fixture(scope="module")
+def one(models: dict[str, Path], one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the session as one rank."""
+    folder = tmp_path_factory.mktemp("one")
+    rank_session.session(models["tied"], folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the session as two ranks."""
+    folder = tmp_path_factory.mktemp("two")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    base = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "tests.trainer.rank_session", str(models["tied"]), str(folder)]
+    ranks = [
+        subprocess.Popen(command, env={**base, "RANK": str(rank), "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            _, errors = rank.communicate(timeout=120)
+            assert rank.returncode == 0, errors.decode()[-2000:]
+        yield folder
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+def _numbers(folder: Path, rank: int = 0) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode((folder / f"rank-{rank}.json").read_bytes())
+    return decoded
+
+
+def _tensors(folder: Path, prefix: str) -> dict[str, Any]:
+    every = load_file(folder / "tensors.safetensors")
+    return {name.removeprefix(f"{prefix}/"): value for name, value in every.items() if name.startswith(f"{prefix}/")}
+
+
+def _gradient(learner: Learner, microbatches: list[list[Sample]], num_sequences: int) -> dict[str, Any]:
+    learner.accumulate(microbatches, num_sequences)
+    return rank_session.whole(rank_session.gradients(learner), "g")
+
+
+def _assert_close(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-6) -> None:
+    """The difference's norm, over all tensors together, is at most ``tolerance`` of the expected norm."""
+    assert found.keys() == expected.keys()
+    difference = sum((found[name] - value).double().square().sum().item() for name, value in expected.items())
+    assert math.sqrt(difference / sum(value.double().square().sum().item() for value in expected.values())) <= tolerance
+
+
+# One rank -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_gradient_is_that_of_a_plain_padded_loop(learner: Learner, models: dict[str, Path]) -> None:
+    """Packed, chunked and sharded, the gradient is that of the loss written out over single sequences."""
+    from transformers import AutoModelForCausalLM
+
+    lm = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32).eval()
+    loss = torch.zeros(())
+    for each in SAMPLES:
+        logits = lm(input_ids=torch.tensor([each.token_ids]), use_cache=False).logits[0] / 0.8
+        for t, mask in enumerate(each.loss_mask):
+            if mask:
+                logprob = torch.log_softmax(logits[t - 1], -1)[each.token_ids[t]]
+                weight = min(5.0, math.exp(logprob.item() - each.logprobs[t]))
+                loss = loss - weight * each.advantages[t] * logprob / len(SAMPLES)
+    loss.backward()
+    expected = {f"g/{name}": parameter.grad for name, parameter in lm.named_parameters()}
+    _assert_close(_gradient(learner, [SAMPLES], len(SAMPLES)), expected, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "microbatches",
+    [
+        pytest.param([[each] for each in SAMPLES], id="one by one"),
+        pytest.param([SAMPLES[:1], SAMPLES[1:]], id="uneven"),
+        pytest.param([SAMPLES[::-1]], id="another order"),
+        pytest.param([SAMPLES[:2], [], SAMPLES[2:], []], id="with empty ones"),
+        pytest.param([SAMPLES[:3], [*SAMPLES[3:], *map(masked, random_samples(9, 3))]], id="with masked samples"),
+        pytest.param([SAMPLES, list(map(masked, random_samples(9, 2)))], id="with a masked micro-batch"),
+    ],
+)
+def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(
+    learner: Learner, microbatches: list[list[Sample]]
+) -> None:
+    """Any split, order and filling of the same samples gives the same gradient to 1e-6."""
+    expected = _gradient(learner, [SAMPLES], len(SAMPLES))
+    _assert_close(_gradient(learner, microbatches, len(SAMPLES)), expected)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_on_policy_the_ratio_is_one(models: dict[str, Path], temperature: float) -> None:
+    """With the policy's own log-probabilities as behaviour, ESS is 1, KL 0 and nothing is clipped."""
+    config = make_config(models["tied"], sampling={"temperature": temperature})
+    learner = Learner(config, str(models["tied"]), None, CPU)
+    token_ids = [5, 9, 3, 22, 41, 8]
+    from prl.trainer.microbatch import whole
+
+    logprobs = learner.policy.score(whole(token_ids, CPU), temperature).tolist()
+    own = msgspec.structs.replace(sample(token_ids, 1, 0.5), logprobs=[0.0, *logprobs])
+    report = learner.train(0, [[own]], 1)
+    assert report.ess == pytest.approx(1.0, abs=1e-6)
+    assert report.kl_behaviour == pytest.approx(0.0, abs=1e-6)
+    assert report.clip_frac == 0.0
+    assert report.tokens_trained == 5
+
+
+def test_the_step_is_that_of_plain_adamw(models: dict[str, Path]) -> None:
+    """Two steps with clipping, warm-up and decay move the weights as torch's AdamW moves those of a plain model."""
+    from transformers import AutoModelForCausalLM
+
+    learner = Learner(make_config(models["untied"]), str(models["untied"]), None, CPU)
+    lm = AutoModelForCausalLM.from_pretrained(models["untied"], dtype=torch.float32).eval()
+    named = dict(lm.named_parameters())
+    groups = [
+        {"params": [p for p in named.values() if p.ndim > 1], "weight_decay": 0.01},
+        {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    plain = torch.optim.AdamW(groups, betas=(0.9, 0.999))
+    for step, lr in enumerate([0.5e-3, 1e-3]):
+        batch = make_batch(step, 1)
+        gradient = _gradient(learner, rank_session.share(batch), batch.num_sequences)
+        for name, parameter in named.items():
+            parameter.grad = gradient[f"g/{name}"]
+        norm = torch.nn.utils.clip_grad_norm_(named.values(), 1.0).item()
+        for group in plain.param_groups:
+            group["lr"] = lr
+        plain.step()
+        report = rank_session.train(learner, batch)
+        assert report.grad_norm == pytest.approx(norm, rel=1e-5)
+        assert report.grad_norm > 1.0, "clipping must be at work"
+        assert report.lr == pytest.approx(lr)
+    moved = rank_session.whole(learner.policy.tensors, "p")
+    _assert_close(moved, {f"p/{name}": parameter.detach() for name, parameter in named.items()}, 1e-6)
+
+
+@pytest.mark.parametrize("microbatches", [[], [[]], [[masked(each) for each in SAMPLES]]])
+def test_a_batch_without_trained_tokens_changes_nothing(
+    models: dict[str, Path], microbatches: list[list[Sample]]
+) -> None:
+    """Empty or fully masked: defined numbers, weights and moments untouched, and the step still counts."""
+    learner = Learner(make_config(models["tied"]), str(models["tied"]), None, CPU)
+    rank_session.train(learner, make_batch(0, 1))
+    before = rank_session.whole(learner._checkpointed(), "")
+    report = learner.train(1, microbatches, 0)
+    after = rank_session.whole(learner._checkpointed(), "")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (report.loss, report.grad_norm, report.ess, report.tokens_trained) == (0.0, 0.0, 1.0, 0)
+    assert (report.kl_behaviour, report.clip_frac, report.entropy, report.skipped) == (0.0, 0.0, 0.0, False)
+    assert learner.step == 2
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_advantage_skips_the_step(models: dict[str, Path], bad: float) -> None:
+    """NaN or infinity in the data leaves weights and moments, is reported, and advances step and schedule."""
+    learner = Learner(make_config(models["tied"]), str(models["tied"]), None, CPU)
+    before = rank_session.whole(learner._checkpointed(), "")
+    skipped = learner.train(0, [[*SAMPLES, sample([4, 5, 6], 1, bad)]], 6)
+    after = rank_session.whole(learner._checkpointed(), "")
+    assert skipped.skipped
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    following = rank_session.train(learner, make_batch(1, 1))
+    assert not following.skipped
+    assert following.lr == pytest.approx(1e-3)
+
+
+def test_versions_and_steps_cannot_drift(learner: Learner) -> None:
+    """A batch for another step and an update of another version are refused."""
+    with pytest.raises(TrainerError, match="for step 4, but the trainer has completed 0"):
+        learner.train(4, [[]], 0)
+    manifest = learner.ready().manifest
+    with pytest.raises(TrainerError, match="version 1 was asked for, but the weights are version 0"):
+        learner.publish(WeightUpdate(version=1, transport="gloo", manifest=manifest))
+    with pytest.raises(WeightSyncError, match="manifest"):
+        learner.publish(WeightUpdate(version=0, transport="gloo", manifest=manifest[1:]))
+
+
+def test_scores_are_at_temperature_one(learner: Learner, models: dict[str, Path]) -> None:
+    """Whatever the sampling temperature, a score is log_softmax of the logits; one token has none."""
+    from transformers import AutoModelForCausalLM
+
+    token_ids = [7, 8, 9, 10]
+    lm = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = torch.log_softmax(lm(torch.tensor([token_ids])).logits[0], -1)
+    scores = learner.score(token_ids)
+    assert scores == pytest.approx([expected[t, token_ids[t + 1]].item() for t in range(3)], abs=1e-5)
+    assert learner.score([7]) == []
+
+
+# One rank and two -----------------------------------------------------------------------------------------------------
+
+
+def test_two_ranks_have_the_gradient_of_one(one: Path, two: Path) -> None:
+    """Summed over two ranks, the gradient is that of one, also when one rank has nothing to do."""
+    for kind in ("gradient", "idle"):
+        expected = _tensors(one, kind)
+        assert max(each.abs().max() for each in expected.values()) > 0
+        _assert_close(_tensors(two, kind), expected)
+
+
+def test_two_ranks_learn_what_one_learns(one: Path, two: Path) -> None:
+    """After six steps the weights agree, and so does every reported number but the time."""
+    _assert_close(_tensors(two, "straight"), _tensors(one, "straight"), 1e-5)
+    for a, b in zip(_numbers(one)["reports"], _numbers(two)["reports"], strict=True):
+        assert {k: v for k, v in b.items() if k != "train_s"} == pytest.approx(
+            {k: v for k, v in a.items() if k != "train_s"}, rel=1e-4, abs=1e-6
+        )
+
+
+def test_both_ranks_say_the_same(two: Path) -> None:
+    """The reduced numbers and the manifest are those of every rank."""
+    first, second = _numbers(two, 0), _numbers(two, 1)
+    assert first["manifest"] == second["manifest"]
+    for a, b in zip(first["reports"], second["reports"], strict=True):
+        assert {**a, "train_s": 0} == {**b, "train_s": 0}
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_resumed_run_goes_on_bit_for_bit(request: pytest.FixtureRequest, num_ranks: int) -> None:
+    """Six steps and 3 + resume + 3 have equal weights, moments, Adam steps, reports, rates and random draws."""
+    folder: Path = request.getfixturevalue("one" if num_ranks == 1 else "two")
+    straight, resumed = _tensors(folder, "straight"), _tensors(folder, "resumed")
+    assert straight.keys() == resumed.keys()
+    assert any(name.endswith("exp_avg_sq") for name in straight)
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    for rank in range(num_ranks):
+        numbers = _numbers(folder, rank)
+        assert numbers["draws"] == numbers["draws_resumed"]
+        for a, b in zip(numbers["reports"][3:], numbers["reports_resumed"], strict=True):
+            assert {**a, "train_s": 0} == {**b, "train_s": 0}
+    assert _numbers(folder)["state"] == {"cursor": 12}
+
+
+def test_two_ranks_draw_different_numbers(two: Path) -> None:
+    """Each rank has random state of its own."""
+    assert _numbers(two, 0)["draws"] != _numbers(two, 1)["draws"]
+
+
+def test_another_number_of_ranks_can_resume(models: dict[str, Path], two: Path) -> None:
+    """One rank resumes what two wrote, and learns what they would have."""
+    resumed = Learner(make_config(models["tied"]), str(models["tied"]), two / "step-000003", CPU)
+    assert resumed.step == 3
+    for step in range(3, 6):
+        rank_session.train(resumed, make_batch(step, 1))
+    _assert_close(
+        rank_session.whole(resumed._checkpointed(), "s"),
+        {f"s/{name}": value for name, value in _tensors(two, "straight").items()},
+        1e-5,
+    )
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_bad_number_on_one_rank_skips_the_step_on_all(request: pytest.FixtureRequest, num_ranks: int) -> None:
+    """NaN on the last rank alone leaves the weights of every rank as they were."""
+    folder: Path = request.getfixturevalue("one" if num_ranks == 1 else "two")
+    assert all(_numbers(folder, rank)["skipped"] for rank in range(num_ranks))
+    before, after = _tensors(folder, "resumed"), _tensors(folder, "after_skip")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_export_is_a_hugging_face_model(two: Path) -> None:
+    """from_pretrained reads the exported folder without a missing tensor: same weights, tied, with tokenizer."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    lm, info = AutoModelForCausalLM.from_pretrained(two / "export", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert lm.get_input_embeddings().weight is lm.get_output_embeddings().weight
+    trained = _tensors(two, "after_skip")
+    for name, parameter in lm.named_parameters():
+        assert torch.equal(parameter.detach(), trained[f"model/{name}"])
+    assert AutoTokenizer.from_pretrained(two / "export").eos_token == "t2"
+
+
+def test_a_checkpoint_of_another_model_is_refused(models: dict[str, Path], one: Path) -> None:
+    """Resuming with other weights than the checkpoint's names the folder."""
+    with pytest.raises(CheckpointError, match="step-000003 does not fit"):
+        Learner(make_config(models["untied"]), str(models["untied"]), one / "step-000003", CPU)

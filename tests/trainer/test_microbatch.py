@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.trainer.cases import masked, sample
+
+torch: Any = pytest.importorskip("torch")
+
+from prl.trainer.microbatch import pack, whole  # noqa: E402 -- after the check for torch
+
+CPU = torch.device("cpu")
+
+
+def test_each_target_is_predicted_from_the_position_before_it() -> None:
+    """Positions restart per sample, and a trained token at t is read at t - 1 of the same sample."""
+    batch = pack([sample([5, 6, 7], 1, 0.5, -1.0), sample([8, 9, 10, 11], 3, -0.5, -2.0)], CPU)
+    assert batch.token_ids_1L.tolist() == [[5, 6, 7, 8, 9, 10, 11]]
+    assert batch.positions_1L.tolist() == [[0, 1, 2, 0, 1, 2, 3]]
+    assert batch.at_N.tolist() == [0, 1, 5]
+    assert batch.targets_N.tolist() == [6, 7, 11]
+    assert batch.behaviour_N.tolist() == [-1.0, -1.0, -2.0]
+    assert batch.advantages_N.tolist() == [0.5, 0.5, -0.5]
+    assert batch.trained_N.tolist() == [True, True, True]
+
+
+@pytest.mark.parametrize("samples", [[], [masked(sample([5, 6, 7], 1, 0.0))], [masked(sample([5], 1, 0.0))]])
+def test_a_rank_with_nothing_to_train_still_predicts_something(samples: list[Any]) -> None:
+    """An empty, a fully masked and a one-token micro-batch have one target, which is not trained."""
+    batch = pack(samples, CPU)
+    assert batch.token_ids_1L.shape[1] >= 2
+    assert batch.trained_N.tolist() == [False]
+
+
+def test_training_a_first_token_is_refused() -> None:
+    """No token predicts a sample's first one."""
+    with pytest.raises(ValueError, match="sample 1 trains its first token"):
+        pack([sample([5, 6], 1, 0.0), sample([5, 6], 0, 0.0)], CPU)
+
+
+def test_scoring_predicts_every_token_after_the_first() -> None:
+    """A sequence of 4 has 3 targets."""
+    batch = whole([5, 6, 7, 8], CPU)
+    assert batch.at_N.tolist() == [0, 1, 2]
+    assert batch.targets_N.tolist() == [6, 7, 8]
