@@ -1,0 +1,56 @@
+"""Small values for tests, and a way to run a test in virtual time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Literal, ParamSpec
+
+from prl import virtual_time
+from prl.types import Completion, Group, Prompt, Score
+
+P = ParamSpec("P")
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run an async test on a loop of its own where waiting takes no time and a hang is a DeadlockError."""
+
+    @functools.wraps(test)
+    def in_loop(*args: P.args, **kwargs: P.kwargs) -> None:
+        virtual_time.run(test(*args, **kwargs))
+
+    return in_loop
+
+
+def make_prompt(number: int = 0, *, num_tokens: int = 2, **fields: Any) -> Prompt:
+    """Prompt ``number``, of token ids that no other prompt starts with."""
+    token_ids = [100 + number, *range(1, num_tokens)]
+    return Prompt(id=number, token_ids=token_ids, text=f"prompt {number}", messages=[], fields=fields)
+
+
+def make_completion(
+    token_ids: Sequence[int] = (7, 8, 9),
+    *,
+    logprobs: Sequence[float] | None = None,
+    versions: Sequence[int] | None = None,
+    finish: Literal["stop", "length"] = "stop",
+) -> Completion:
+    """A completion of ``token_ids``; by default version 0 sampled all of them."""
+    return Completion(
+        token_ids=list(token_ids),
+        logprobs=[-0.5] * len(token_ids) if logprobs is None else list(logprobs),
+        versions=[0] * len(token_ids) if versions is None else list(versions),
+        text=" ".join(map(str, token_ids)),
+        finish=finish,
+    )
+
+
+def make_group(number: int, rewards: Sequence[float], completions: Sequence[Completion] | None = None) -> Group:
+    """A group of prompt ``number`` with these rewards; member i sampled i + 1 tokens unless completions are given."""
+    if completions is None:
+        completions = [make_completion(range(10, 11 + member)) for member in range(len(rewards))]
+    return Group(
+        prompt=make_prompt(number),
+        completions=list(completions),
+        scores=[Score(reward=reward) for reward in rewards],
+    )

@@ -1,0 +1,130 @@
+"""Batches: what was sampled is what is trained, and a plan that keeps all ranks in step."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prl.advantage import leave_one_out
+from prl.batch import make_batch, make_plan, make_sample
+from prl.types import Batch, Group
+from tests.factories import make_completion, make_group, make_prompt
+
+lengths = st.lists(st.integers(1, 50), max_size=40)
+ranks = st.integers(1, 6)
+budgets = st.integers(1, 60)
+
+
+def batch_of(groups: list[Group], *, num_ranks: int = 1, max_tokens: int = 100) -> Batch:
+    """The batch of step 5."""
+    return make_batch(5, groups, advantage=leave_one_out, num_ranks=num_ranks, max_tokens_per_microbatch=max_tokens)
+
+
+def test_what_was_sampled_is_what_is_trained() -> None:
+    """Field notes C, re-tokenising text: ids, log-probabilities and versions are the stream's, position by position."""
+    completion = make_completion([7, 8], logprobs=[-0.25, -0.5], versions=[3, 4])
+    sample = make_sample(make_prompt(1, num_tokens=3), completion, 1.5)
+    assert sample.token_ids == [101, 1, 2, 7, 8]
+    assert sample.loss_mask == [0, 0, 0, 1, 1]
+    assert sample.logprobs == [0.0, 0.0, 0.0, -0.25, -0.5]
+    assert sample.versions == [-1, -1, -1, 3, 4]
+    assert sample.advantages == [0.0, 0.0, 0.0, 1.5, 1.5]
+
+
+def test_a_stop_token_that_doubles_as_padding_is_trained() -> None:
+    """Field notes C, pad == eos: masks come from lengths, so no token id is special, in prompt or completion."""
+    pad = 7
+    prompt = make_prompt(0, num_tokens=2)
+    prompt.token_ids[:] = [pad, pad]
+    sample = make_sample(prompt, make_completion([8, pad, pad]), 1.0)
+    assert sample.loss_mask == [0, 0, 1, 1, 1]
+
+
+def test_samples_follow_groups_and_members_as_given() -> None:
+    """Groups in the order they were taken, members in the order they were requested."""
+    batch = batch_of([make_group(4, [1.0, 0.0]), make_group(2, [0.0, 0.0, 1.0])])
+    assert [sample.token_ids[0] for sample in batch.samples] == [104, 104, 102, 102, 102]
+    assert [sum(sample.loss_mask) for sample in batch.samples] == [1, 2, 1, 2, 3]
+    assert batch.step == 5
+
+
+def test_the_denominator_counts_every_sequence_with_a_trained_token() -> None:
+    """Field notes D, mean per micro-batch: one global count, and a group that teaches nothing counts as well."""
+    groups = [make_group(0, [1.0, 0.0]), make_group(1, [0.5, 0.5, 0.5])]
+    assert {batch_of(groups, num_ranks=n, max_tokens=m).num_sequences for n in (1, 2, 7) for m in (1, 4, 100)} == {5}
+
+
+def test_a_batch_is_a_function_of_its_groups() -> None:
+    """The same groups give the same batch, plan included."""
+    groups = [make_group(number, [1.0, 0.0, 0.0, 1.0]) for number in range(8)]
+    assert batch_of(groups, num_ranks=3, max_tokens=7) == batch_of(groups, num_ranks=3, max_tokens=7)
+
+
+@given(lengths, ranks, budgets)
+def test_each_sample_is_in_exactly_one_microbatch(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+    """The plan neither loses nor repeats a sample."""
+    plan = make_plan(lengths, num_ranks, max_tokens)
+    planned = [index for microbatches in plan for microbatch in microbatches for index in microbatch]
+    assert sorted(planned) == list(range(len(lengths)))
+
+
+@given(lengths, ranks, budgets)
+def test_all_ranks_have_as_many_microbatches(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+    """Field notes D, unequal micro-batch counts: every rank takes part in equally many collectives, at least 1."""
+    plan = make_plan(lengths, num_ranks, max_tokens)
+    assert len(plan) == num_ranks
+    assert len({len(microbatches) for microbatches in plan}) == 1
+    assert len(plan[0]) >= 1
+
+
+@given(lengths, ranks, budgets)
+def test_a_microbatch_keeps_its_budget(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+    """No micro-batch exceeds the budget, except one sample that is longer than it, alone."""
+    for microbatches in make_plan(lengths, num_ranks, max_tokens):
+        for microbatch in microbatches:
+            tokens = sum(lengths[index] for index in microbatch)
+            assert tokens <= max_tokens or len(microbatch) == 1
+
+
+@given(lengths, ranks, budgets)
+def test_ranks_carry_the_same_load(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+    """No rank has more tokens than another by more than the longest sample: nobody waits long for a neighbour."""
+    plan = make_plan(lengths, num_ranks, max_tokens)
+    loads = [sum(lengths[index] for microbatch in microbatches for index in microbatch) for microbatches in plan]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+@given(lengths, ranks, budgets)
+def test_microbatches_are_filled(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+    """On a rank, no two micro-batches would fit into one."""
+    for microbatches in make_plan(lengths, num_ranks, max_tokens):
+        filled = sorted(sum(lengths[index] for index in microbatch) for microbatch in microbatches if microbatch)
+        assert len(filled) < 2 or filled[0] + filled[1] > max_tokens
+
+
+@pytest.mark.parametrize(
+    ("lengths", "num_ranks", "plan"),
+    [
+        ([9, 1, 1, 1], 2, [[[0]], [[1, 2, 3]]]),
+        ([5], 2, [[[0]], [[]]]),
+        ([], 2, [[[]], [[]]]),
+        ([20, 3, 20], 1, [[[0], [2], [1]]]),
+        ([6, 6, 4, 4], 1, [[[0, 2], [1, 3]]]),
+        ([7, 5, 3], 1, [[[0, 2], [1]]]),
+    ],
+)
+def test_plans_by_hand(lengths: list[int], num_ranks: int, plan: list[list[list[int]]]) -> None:
+    """Field notes D, lengths [9, 1, 1, 1] and a batch of 1 on two ranks, and more: the plan is what one would draw."""
+    assert make_plan(lengths, num_ranks, 10) == plan
+
+
+@pytest.mark.parametrize(("num_samples", "num_ranks"), [(1024, 128), (8192, 8), (8192, 1)])
+def test_planning_costs_next_to_nothing(num_samples: int, num_ranks: int) -> None:
+    """Thousands of samples on many ranks, or on one with thousands of micro-batches, are planned at once."""
+    lengths = [1 + 7919 * index % 4096 for index in range(num_samples)]
+    started = time.process_time()
+    make_plan(lengths, num_ranks, 4096)
+    assert time.process_time() - started < 0.4
