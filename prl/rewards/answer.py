@@ -1,8 +1,8 @@
 r"""``answer``: the final answer equals ``answer`` of the prompt, exactly after this normalisation and nothing else.
 
 1. Compatibility forms of Unicode are unified (NFKC), the minus sign is ``-``, case does not matter.
-2. ``$``, ``\(``, ``\)``, ``\left``, ``\right``, ``\,``, ``\!``, ``\;``, white space and a final ``.`` go; ``\dfrac`` and
-   ``\tfrac`` are ``\frac``; ``\text{...}``, ``\mathrm{...}`` and ``\mbox{...}`` are their content.
+2. ``$``, ``\(``, ``\)``, ``\left``, ``\right``, ``\,``, ``\!``, ``\;``, white space and a final ``.`` go; ``\dfrac``
+   and ``\tfrac`` are ``\frac``; ``\text{...}``, ``\mathrm{...}`` and ``\mbox{...}`` are their content.
 3. A plain decimal number has no thousands separators (``1,000`` or ``1{,}000``), no plus sign, no leading zeros and no
    trailing zeros behind its point: ``+007.50`` is ``7.5``, ``-0`` is ``0``.
 

@@ -44,7 +44,7 @@ def judge(question: Question) -> Reply:
     from math_verify import parse, verify  # noqa: PLC0415  (only a worker process needs it)
 
     right = parse(_readable(gold), parsing_timeout=None)
-    if not right:
+    if all(isinstance(reading, str) for reading in right):  # it adds the text itself as its last reading
         return Reply(value=None, reason="gold_unparsable")
     given = parse(_readable(answer), parsing_timeout=None)
     if given and "." not in gold + answer and _differ_exactly(right[0], given[0]):

@@ -1,0 +1,140 @@
+"""Rows of a JSONL file: a zoo of malformed ones, each with one error that names file, line and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prl.errors import DataError
+from prl.jsonl import Rows
+
+GOOD = b'{"prompt": "1+1", "answer": "2"}'
+
+
+def write(folder: Path, *lines: bytes) -> Path:
+    """A file of these lines."""
+    path = folder / "rows.jsonl"
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def test_good_rows_keep_every_field(tmp_path: Path) -> None:
+    """Prompt or messages, and whatever else a row has, come back as they were written."""
+    chat = b'{"messages": [{"role": "user", "content": "hi"}], "tags": ["a", {"b": 1.5}], "none": null}'
+    rows = Rows(write(tmp_path, GOOD, b"", chat, b"  "))
+    assert len(rows) == 2
+    assert rows[0] == {"prompt": "1+1", "answer": "2"}
+    assert rows[1] == {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tags": ["a", {"b": 1.5}],
+        "none": None,
+    }
+    assert rows.where(1) == f"{tmp_path}/rows.jsonl:3"
+
+
+def test_byte_order_mark_and_missing_last_newline(tmp_path: Path) -> None:
+    """A file as some editors leave it is read as it was meant."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD + b"\r\n" + GOOD)
+    assert len(Rows(path)) == 2
+
+
+BAD_ROWS = {
+    "neither": (b'{"answer": "2"}', "either 'prompt' or 'messages', this one has neither"),
+    "both": (b'{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}', "this one has both"),
+    "null prompt": (b'{"prompt": null}', "field 'prompt': Expected `str`, got `null`"),
+    "wrong type": (b'{"prompt": 5}', "field 'prompt': Expected `str`, got `int`"),
+    "empty prompt": (b'{"prompt": ""}', "field 'prompt': must not be empty"),
+    "blank prompt": (b'{"prompt": " \\n"}', "field 'prompt': must not be empty"),
+    "null answer": (b'{"prompt": "a", "answer": null}', "field 'answer': Expected `str`, got `null`"),
+    "blank answer": (b'{"prompt": "a", "answer": ""}', "field 'answer': must not be empty"),
+    "number answer": (
+        b'{"prompt": "a", "answer": 12}',
+        "field 'answer': Expected `str`, got `int`; answers are strings",
+    ),
+    "float answer": (b'{"prompt": "a", "answer": 0.10}', "field 'answer': Expected `str`, got `float`; answers are"),
+    "no messages": (b'{"messages": []}', "field 'messages': Expected `array` of length >= 1"),
+    "bad role": (
+        b'{"messages": [{"role": "boss", "content": "a"}]}',
+        "field 'messages[0].role': Invalid enum value 'boss'",
+    ),
+    "no content": (b'{"messages": [{"role": "user"}]}', "field 'messages[0]': Object missing required field `content`"),
+    "extra key": (
+        b'{"messages": [{"role": "user", "content": "a", "name": "x"}]}',
+        "field 'messages[0]': Object contains unknown field `name`",
+    ),
+    "assistant last": (b'{"messages": [{"role": "assistant", "content": "a"}]}', "field 'messages': the last message"),
+    "nan": (b'{"prompt": "a", "x": NaN}', "JSON is malformed"),
+    "infinite": (b'{"prompt": "a", "x": 1e400}', "Number out of range"),
+    "huge integer": (
+        b'{"prompt": "a", "x": [{"y": 123456789012345678901}]}',
+        "field 'x[0].y': an integer beyond 64 bits",
+    ),
+    "huge answer": (b'{"prompt": "a", "answer": 123456789012345678901}', "field 'answer': Expected `str`, got `int`"),
+    "endless integer": (b'{"prompt": "a", "x": ' + b"9" * 5000 + b"}", "Integer value out of range"),
+    "broken utf-8": (b'{"prompt": "a\xff"}', "Invalid UTF-8"),
+    "half a surrogate": (b'{"prompt": "a\\ud800"}', "truncated"),
+    "cut off": (b'{"prompt": "a"', "truncated"),
+    "no object": (b'["a"]', "Expected `object`, got `array`"),
+    "deep": (b'{"prompt": "a", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", "nested too deeply"),
+    "bad id": (b'{"prompt": "a", "id": 1.5}', "field 'id': Expected `int | str`, got `float`"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_ROWS)
+def test_bad_row_is_one_error_with_file_line_and_field(tmp_path: Path, kind: str) -> None:
+    """Every kind of malformed row is one line that says where it is and what is wrong."""
+    line, what = BAD_ROWS[kind]
+    path = write(tmp_path, GOOD, line, GOOD)
+    with pytest.raises(DataError) as caught:
+        Rows(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:2: ")
+    assert what in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("kind", BAD_ROWS)
+def test_bad_rows_are_skipped_on_request(tmp_path: Path, kind: str) -> None:
+    """With skip_bad_rows the row is counted, the first one's message kept, and the others served."""
+    rows = Rows(write(tmp_path, GOOD, BAD_ROWS[kind][0], GOOD), skip_bad_rows=True)
+    assert (len(rows), rows.num_bad) == (2, 1)
+    assert ":2: " in rows.first_bad
+    assert rows.where(1).endswith(":3")
+
+
+def test_duplicate_id_names_both_lines(tmp_path: Path) -> None:
+    """Two rows of one id are an error that names the earlier one."""
+    row = b'{"prompt": "a", "id": "x1"}'
+    with pytest.raises(DataError, match=r":3: field 'id': 'x1' is the id of line 1 too"):
+        Rows(write(tmp_path, row, GOOD, row))
+
+
+def test_field_that_a_reward_needs(tmp_path: Path) -> None:
+    """A row without a field that a reward needs is refused when the data is read; without the need it is not."""
+    path = write(tmp_path, GOOD, b'{"prompt": "a"}')
+    assert len(Rows(path)) == 2
+    with pytest.raises(DataError, match=r":2: field 'answer' is missing, and a reward needs it"):
+        Rows(path, required_fields=["answer"])
+
+
+@pytest.mark.parametrize("lines", [[], [b"", b"   "]])
+def test_empty_file_is_an_error(tmp_path: Path, lines: list[bytes]) -> None:
+    """No rows, no run."""
+    with pytest.raises(DataError, match="there is no row in this file"):
+        Rows(write(tmp_path, *lines))
+
+
+def test_only_bad_rows_is_an_error_that_shows_one(tmp_path: Path) -> None:
+    """Skipping everything leaves nothing to train on."""
+    with pytest.raises(DataError, match=r"all 2 rows are bad, the first: .*rows\.jsonl:1: "):
+        Rows(write(tmp_path, b"{", b"{"), skip_bad_rows=True)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    """A path that cannot be read is named with the reason."""
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: cannot be read: No such file"):
+        Rows(tmp_path / "nowhere.jsonl")
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        Rows(tmp_path)
