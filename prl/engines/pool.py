@@ -7,8 +7,8 @@ Invariants:
 - A stream is admitted only while the pool is not paused. Pausing shuts this gate before it asks the engines, and only a
   resume of every engine opens it again, so no stream is ever admitted to engines that serve different versions.
 - The wait for a token has a deadline, which does not run while the pool is paused.
-- Pause, load, resume, connect and score are done by all engines or fail: the error names each engine that failed, the
-  others are not waited for. After a load that failed nothing resumes until one has succeeded.
+- Pause, load, resume, connect and score are done by all engines or fail: the error names each engine that failed, and
+  the others are hardly waited for. After a load that failed nothing resumes until one has succeeded.
 - Closing is bounded in time and reaches every engine, whatever state it is in.
 """
 
@@ -30,6 +30,8 @@ from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
 CLOSE_TIMEOUT_S = 20.0
 """Longest wait for one engine to close."""
+FAILURE_GRACE_S = 0.5
+"""After one engine failed, how long the others have to fail too and be named, before they are cancelled."""
 T = TypeVar("T")
 log = get_logger(__name__)
 
@@ -210,7 +212,7 @@ class EnginePool:
             log.warning("an engine did not close", engine=engine.name, error=repr(error))
 
     async def _all(self, call: str, work: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
-        """Do ``work`` with every engine side by side; the first failure cancels the rest.
+        """Do ``work`` with every engine side by side; soon after the first failure the rest is cancelled.
 
         Failures are gathered as values, so that no task group closes on one (see ``failure.py``).
         """
@@ -224,9 +226,12 @@ class EnginePool:
                 results[engine.name] = await work(engine)
             except Exception as error:  # noqa: BLE001 - raised below, together with the other engines' failures
                 failures[engine.name] = error
-                for name in tasks.keys() - {engine.name}:
-                    tasks[name].cancel()
+                asyncio.get_running_loop().call_later(FAILURE_GRACE_S, cancel_all)
             del self.pending[engine.name]
+
+        def cancel_all() -> None:
+            for task in tasks.values():
+                task.cancel()
 
         async with asyncio.TaskGroup() as group:
             for engine in self.engines:

@@ -88,11 +88,12 @@ class SimulatedEngine:
     async def pause(self) -> None:
         """Let the step under way end and start no other."""
         await self._call("pause")
-        self._set_paused(True)
+        self._paused = True
         if "step" in self._timers:
             self._step_ended.clear()
             await self._step_ended.wait()
             self._check_alive()
+        self._meter.update(paused=True)
 
     async def load(self, update: WeightUpdate) -> None:
         """Receive the weights from the sender of the weight group."""
@@ -115,7 +116,8 @@ class SimulatedEngine:
         """Go on with the next decode step."""
         await self._call("resume")
         self._check_serves()
-        self._set_paused(False)
+        self._paused = False
+        self._meter.update(paused=False)
         self._start_step()
 
     async def score(self, token_ids: list[int]) -> list[float]:
@@ -174,10 +176,6 @@ class SimulatedEngine:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-    def _set_paused(self, paused: bool) -> None:
-        self._paused = paused
-        self._meter.update(paused=paused)
 
     def _note_streams(self) -> None:
         self._meter.update(num_streams=len(self._running) + len(self._waiting))
@@ -266,4 +264,4 @@ class SimulatedEngine:
                 return
 
     def _die_as_scripted(self) -> None:
-        self._die(f"{self.name} died {self._script.die_at_s} s after its start, as scripted")
+        self._die(f"{self.name} died {self._script.die_at_s:g} s after its start, as scripted")

@@ -77,7 +77,7 @@ class SimulatedTrainer:
         await self._call("open")
         state = self._resume(self._resume_from) if self._resume_from else {}
         if self._script.die_at_s is not None:
-            reason = f"the simulated trainer died {self._script.die_at_s} s after its start, as scripted"
+            reason = f"the simulated trainer died {self._script.die_at_s:g} s after its start, as scripted"
             self._death_timer = asyncio.get_running_loop().call_later(self._script.die_at_s, self._die, reason)
         return TrainerReady(
             step=self.step, manifest=MANIFEST, state=state, num_parameters=len(self.weights), memory_bytes=0
