@@ -6,12 +6,11 @@ Invariants:
   were merged because the consumer is slow.
 - No request reads prefix cache of an older version: each is salted with the version it is submitted under, none is
   submitted while paused, and one that has sampled nothing when a load completes is submitted again under the new salt.
-- After a failed or interrupted load the engine stays paused, whatever ``resume`` is asked, until a load succeeds; open
-  streams wait, new ones are refused.
+- While the weights are not whole (see ``vllm_weights.py``) open streams wait and new ones are refused.
+- At most ``max_num_seqs`` streams are with vLLM at once; the others wait here, in order. vLLM has one slot more, so
+  that a score is computed at once however many streams there are.
 - The core's end ends every open stream with ``EngineDeadError`` and the last lines of its log. A core that should move
   and gives no token for ``engine.token_timeout_s`` is killed, so a stream never hangs.
-
-Every transport goes through the same calls; ``gloo`` is prl's own (``gloo_transfer.py``), ``nccl`` is vLLM's.
 """
 
 from __future__ import annotations
@@ -20,29 +19,26 @@ import asyncio
 import contextlib
 import importlib.util
 import itertools
-import math
 import shutil
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from prl.config import EngineConfig
 from prl.engines.base import Decoding, EngineStatistics
+from prl.engines.checks import bounded, check_tokens
 from prl.engines.meter import Meter
 from prl.engines.vllm_core import Core
-from prl.engines.vllm_settings import init_info, score_params, stream_params, update_info
+from prl.engines.vllm_settings import score_params, stream_params
 from prl.engines.vllm_stream import Stream
-from prl.errors import EngineDeadError, EngineError, MissingExtraError, WeightSyncError
+from prl.engines.vllm_weights import Weights
+from prl.errors import EngineError, MissingExtraError
 from prl.models import resolve_model
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
 _CHECK_S = 1.0
 """How often a waiting stream looks whether its engine still lives and moves."""
-_REPLY_MARGIN_S = 5.0
-"""The workers' own deadline is the better told one, so the wait for their answer is this much longer."""
 _SEEDS = 2**31
-
-T = TypeVar("T")
 
 
 class VllmEngine:
@@ -83,12 +79,8 @@ class VllmEngine:
         self._ids = itertools.count()
         self._streams: set[Stream] = set()
         self._meter = Meter()
-        self._version = 0
-        self._unpaused = asyncio.Event()
-        self._stopped = False
-        self._broken: str | None = None
-        self._transfer_timeout_s = 0.0
-        self._update_open = False
+        self._slots = asyncio.Semaphore(config.max_num_seqs)
+        self._weights = Weights(self._core, transport, self._streams)
 
     # Life ---------------------------------------------------------------------------------------------------------
 
@@ -96,8 +88,7 @@ class VllmEngine:
         """Start the core, serve the checkpoint's weights as version 0, and compute one token.
 
         Raises:
-            EngineDeadError: the core did not start; carries the last lines of its log.
-            EngineError: it was not ready within ``engine.start_timeout_s``.
+            EngineError: the core did not start, or not within ``engine.start_timeout_s``; carries its last log lines.
         """
         timeout_s = self._config.start_timeout_s
         try:
@@ -110,7 +101,6 @@ class VllmEngine:
                     devices=self._devices,
                 )
                 await self._core.llm.update_weight_version("0")
-                self._unpaused.set()
                 await self._score([0])  # what the model's kernels cannot do shows here
         except TimeoutError:
             why = self._core.why()
@@ -133,11 +123,11 @@ class VllmEngine:
     def statistics(self) -> EngineStatistics:
         """What it holds and did so far."""
         return EngineStatistics(
-            version=self._version,
+            version=self._weights.version,
             running=len(self._streams),
             tokens_generated=self._meter.num_tokens,
             busy_s=self._meter.busy_s(),
-            paused=self._held,
+            paused=self._weights.held,
             dead=self._core.dead,
         )
 
@@ -150,10 +140,24 @@ class VllmEngine:
             EngineDeadError: the core ended, or was killed because it did not move.
             EngineError: the request cannot be served, or the last load failed.
         """
-        params = self._params(token_ids, decoding)
+        self._core.check_alive()
+        if self._weights.broken is not None:
+            raise EngineError(f"{self.name} serves nothing until a load succeeds: {self._weights.broken}")
+        check_tokens(self.name, token_ids, self._core.vocab_size)
+        params = stream_params(bounded(decoding, len(token_ids), self._config.max_model_len))
         stream = Stream()
         self._streams.add(stream)
         self._meter.update(num_streams=len(self._streams))
+        try:
+            async with self._slots, contextlib.aclosing(self._run(stream, token_ids, params)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._streams.discard(stream)
+            self._meter.update(num_streams=len(self._streams))
+
+    async def _run(self, stream: Stream, token_ids: list[int], params: Any) -> AsyncGenerator[TokenChunk, None]:
+        """One stream that has a slot."""
         ended = False
         try:
             while not ended:
@@ -168,66 +172,30 @@ class VllmEngine:
                     ended = chunk.finish is not None
                     yield chunk
         finally:
-            self._streams.discard(stream)
-            self._meter.update(num_streams=len(self._streams))
-            if not ended and stream.queue is not None and self._core.llm is not None:
-                await self._core.llm.abort(stream.queue.request_id, internal=True)
-
-    def _params(self, token_ids: list[int], decoding: Decoding) -> Any:
-        """The ``SamplingParams`` of vLLM; refuses what vLLM would refuse late or not survive."""
-        self._core.check_alive()
-        if self._broken is not None:
-            raise EngineError(f"{self.name} serves nothing until a load succeeds: {self._broken}")
-        self._check_ids(token_ids)
-        room = self._config.max_model_len - len(token_ids)
-        if room < 1:
-            raise EngineError(
-                f"a prompt of {len(token_ids)} tokens leaves no room for one more in engine.max_model_len = "
-                f"{self._config.max_model_len}"
-            )
-        if decoding.max_tokens < 1 or not (math.isfinite(decoding.temperature) and decoding.temperature >= 0):
-            raise EngineError(
-                f"max_tokens must be at least 1 and the temperature finite and at least 0, got {decoding}"
-            )
-        return stream_params(decoding, min(decoding.max_tokens, room))
-
-    def _check_ids(self, token_ids: list[int]) -> None:
-        """An id outside the vocabulary would end the core."""
-        if not token_ids:
-            raise EngineError(f"{self.name} was given no tokens; it needs at least one")
-        if not 0 <= min(token_ids) <= max(token_ids) < self._core.vocab_size:
-            raise EngineError(
-                f"token ids range from {min(token_ids)} to {max(token_ids)}; the model of {self.name} knows 0 to "
-                f"{self._core.vocab_size - 1}. Is the tokenizer the model's?"
-            )
+            if not ended and stream.request_id is not None and self._core.llm is not None:
+                await self._core.llm.abort(stream.request_id)
 
     async def _submit(self, stream: Stream, token_ids: list[int], params: Any) -> None:
-        """Hand the request to vLLM under the version that will serve it."""
+        """Hand the request to vLLM, salted with the version that will serve it."""
         while stream.queue is None:
-            await self._wait_unpaused()
-            salt, llm = self._version, self._core.llm
-            prompt = {"prompt_token_ids": token_ids, "cache_salt": str(salt)}
+            await self._weights.wait_moving()
+            salt, llm = self._weights.version, self._core.llm
+            stream.request_id = f"{self.name}-{next(self._ids)}"
             try:
-                queue = await llm.add_request(f"{self.name}-{next(self._ids)}", prompt, params)
+                queue = await llm.add_request(stream.request_id, self._prompt(token_ids), params)
             except Exception as error:
                 raise self._core.translated(error, "refused a request") from error
-            if salt != self._version:
-                await llm.abort(queue.request_id, internal=True)
-                continue
-            stream.queue = queue
-            state = llm.output_processor.request_states.get(queue.request_id)
-            # Without a state all its outputs are in the queue already, and the last one has the spans.
-            stream.starts = None if state is None else getattr(state, "weight_version_starts", None)
+            if salt == self._weights.version:
+                stream.queue = queue
+            else:
+                await llm.abort(stream.request_id)
+        state = llm.output_processor.request_states.get(stream.queue.request_id)
+        # Without a state all its outputs are in the queue already, and the last one has the spans.
+        stream.starts = None if state is None else getattr(state, "weight_version_starts", None)
 
-    async def _wait_unpaused(self) -> None:
-        while not self._unpaused.is_set():
-            self._core.check_alive()
-            try:
-                async with asyncio.timeout(_CHECK_S):
-                    await self._unpaused.wait()
-            except TimeoutError:
-                continue
-        self._core.check_alive()
+    def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
+        """Rendered input, as vLLM calls it: it is taken as it is, without a detour through a thread."""
+        return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._weights.version)}
 
     async def _next(self, stream: Stream) -> Any:
         """The next output of one stream. A stream may wait for its turn; the engine as a whole must move."""
@@ -252,32 +220,18 @@ class VllmEngine:
 
     # Weights ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _held(self) -> bool:
-        """Whether the engine stands still: paused, or kept so after a failed load."""
-        return self._stopped or self._broken is not None
-
     async def connect(self, group: WeightGroup, rank_offset: int) -> None:
-        """Join the weight group; its workers take ranks ``rank_offset ...``.
+        """Join the weight group, leaving the one joined before; its workers take ranks ``rank_offset ...``.
 
         Raises:
             WeightSyncError: the group did not come together in its time, or is of another transport.
         """
-        if group.transport != self._transport:
-            raise WeightSyncError(f"{self.name} was started for {self._transport!r}, not for {group.transport!r}")
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest  # noqa: PLC0415 -- optional, heavy
-
-        self._transfer_timeout_s = group.timeout_s + _REPLY_MARGIN_S
-        request = WeightTransferInitRequest(init_info=init_info(group, rank_offset))
-        await self._transfer(self._core.llm.init_weight_transfer_engine(request), "could not join the weight group")
+        await self._weights.connect(group, rank_offset)
 
     async def pause(self) -> None:
         """Stop between two decode steps; everything sampled so far is on its way to the streams on return."""
-        self._core.check_alive()
-        self._stopped = True
-        self._unpaused.clear()
         self._meter.update(paused=True)
-        await self._control(self._core.llm.pause_generation(mode="keep", clear_cache=False), "did not pause")
+        await self._weights.pause()
 
     async def load(self, update: WeightUpdate) -> None:
         """Receive ``update`` and serve it from the next token on.
@@ -286,47 +240,12 @@ class VllmEngine:
             WeightSyncError: the update does not fit the model, or its transfer failed.
             EngineError: the engine is not paused.
         """
-        self._core.check_alive()
-        if not self._held:
-            raise EngineError(f"{self.name} must be paused before version {update.version} is loaded")
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  # noqa: PLC0415 -- optional, heavy
-
-        request = WeightTransferUpdateRequest(update_info=update_info(update))
-        what = f"could not load version {update.version}"
-        self._broken = f"the load of version {update.version} was interrupted"
-        try:
-            await self._transfer(self._load(request, update.version), what)
-        except WeightSyncError as error:
-            self._broken = f"the load of version {update.version} failed: {error}"
-            raise
-        self._broken = None
-
-    async def _load(self, request: Any, version: int) -> None:
-        llm = self._core.llm
-        if not self._update_open:
-            await llm.start_weight_update()
-        self._update_open = True
-        try:
-            await llm.update_weights(request)
-        except Exception:
-            self._update_open = False  # vLLM closes an update that failed
-            raise
-        await llm.finish_weight_update(str(version))
-        self._update_open = False
-        self._version = version
-        for stream in self._streams:
-            if stream.queue is not None and not stream.sampled:
-                stream.restart = True
-                await llm.abort(stream.queue.request_id, internal=True)
+        await self._weights.load(update)
 
     async def resume(self) -> None:
         """Go on with the streams that were open; after a failed load only once a load has succeeded."""
-        self._core.check_alive()
-        if self._broken is None:
-            await self._control(self._core.llm.resume_generation(), "did not resume")
-            self._unpaused.set()
-        self._stopped = False
-        self._meter.update(paused=self._held)
+        await self._weights.resume()
+        self._meter.update(paused=self._weights.held)
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1).
@@ -335,40 +254,14 @@ class VllmEngine:
             EngineError: paused (vLLM computes nothing then), or the tokens do not fit the context with one to spare.
         """
         self._core.check_alive()
-        self._check_ids(token_ids)
-        if self._held:
+        check_tokens(self.name, token_ids, self._core.vocab_size)
+        if self._weights.held:
             raise EngineError(f"{self.name} is paused and cannot score; resume it first")
-        return await self._control(self._score(token_ids), "did not score")
+        return await self._core.call(self._score(token_ids), "did not score")
 
     async def _score(self, token_ids: list[int]) -> list[float]:
-        prompt = {"prompt_token_ids": token_ids, "cache_salt": str(self._version)}
-        outputs = self._core.llm.generate(prompt, score_params(), f"{self.name}-{next(self._ids)}")
+        outputs = self._core.llm.generate(self._prompt(token_ids), score_params(), f"{self.name}-{next(self._ids)}")
         async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                by_token = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
-                return [found[token].logprob for token, found in by_token]
-        raise EngineError("vLLM gave no output")
-
-    async def _control(self, call: Coroutine[Any, Any, T], what: str) -> T:
-        """A call to the core that computes at most one step."""
-        limit_s = self._config.token_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await call
-        except TimeoutError:
-            self._core.kill(f"{self.name} {what} within engine.token_timeout_s = {limit_s:g} s")
-            raise EngineDeadError(self._core.why()) from None
-        except Exception as error:
-            raise self._core.translated(error, what) from error
-
-    async def _transfer(self, call: Coroutine[Any, Any, T], what: str) -> T:
-        """A call that waits for the other ranks of the weight group."""
-        try:
-            async with asyncio.timeout(self._transfer_timeout_s):
-                return await call
-        except TimeoutError:
-            limit = f"{self._transfer_timeout_s:g} s (weights.timeout_s and a margin)"
-            raise WeightSyncError(f"{self.name} {what}: no answer within {limit}") from None
-        except Exception as error:
-            told = self._core.translated(error, what)
-            raise (told if isinstance(told, EngineDeadError) else WeightSyncError(str(told))) from error
+            output = await anext(outputs)
+        found = zip(token_ids[1:], output.prompt_logprobs[1:], strict=True)
+        return [by_token[token].logprob for token, by_token in found]

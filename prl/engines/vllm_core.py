@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,7 +53,7 @@ class Core:
         """Import vLLM, start the core and wait until it is ready.
 
         Raises:
-            EngineDeadError: the core did not start; carries the last lines of its log.
+            EngineError: the core did not start; carries the last lines of its log.
         """
         self._log.parent.mkdir(parents=True, exist_ok=True)
 
@@ -64,7 +64,7 @@ class Core:
         try:
             self.llm = await asyncio.shield(self._starting)
         except Exception as error:
-            raise EngineDeadError(
+            raise EngineError(
                 f"{self.name} did not start: {error}; last lines of {self._log}:\n{tail(self._log)}"
             ) from error
         self.vocab_size = self.llm.model_config.get_vocab_size()
@@ -123,6 +123,18 @@ class Core:
         if self.dead or type(error).__name__ == "EngineDeadError":
             return EngineDeadError(self.why())
         return EngineError(f"{self.name} {what}: {error or type(error).__name__}")
+
+    async def call(self, call: Coroutine[Any, Any, T], what: str) -> T:
+        """Await a call to the core that costs at most a step; ``what`` completes "engine-0 ..." in its error."""
+        limit_s = self._config.token_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call
+        except TimeoutError:
+            self.kill(f"{self.name} {what} within engine.token_timeout_s = {limit_s:g} s")
+            raise EngineDeadError(self.why()) from None
+        except Exception as error:
+            raise self.translated(error, what) from error
 
     async def failed(self) -> str:
         """Wait until the core is gone without having been closed."""

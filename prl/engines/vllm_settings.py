@@ -39,7 +39,7 @@ def engine_args(
         generation_config="vllm",
         dtype=config.dtype,
         max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.max_num_seqs + 1,  # one for scores, see vllm.py
         stream_interval=config.stream_interval,
         tensor_parallel_size=config.tensor_parallel_size,
         enable_prefix_caching=True,
@@ -51,13 +51,13 @@ def engine_args(
     )
 
 
-def stream_params(decoding: Decoding, max_tokens: int) -> Any:
+def stream_params(decoding: Decoding) -> Any:
     """``SamplingParams`` of one stream: ids and the sampled token's log-probability, as they come."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 -- optional and heavy
 
     return SamplingParams(
         temperature=decoding.temperature,
-        max_tokens=max_tokens,
+        max_tokens=decoding.max_tokens,
         stop_token_ids=decoding.stop_token_ids,
         ignore_eos=True,  # the end tokens are all in stop_token_ids; what is not there shall not stop
         seed=decoding.seed,

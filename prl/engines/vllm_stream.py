@@ -20,6 +20,8 @@ class Stream:
     """What the engine knows of one open stream."""
 
     def __init__(self) -> None:
+        self.request_id: str | None = None
+        """The last one it was submitted under."""
         self.queue: Any = None
         """vLLM's collector of this request's outputs; None while it is not submitted."""
         self.starts: list[tuple[str, int]] | None = None
