@@ -71,13 +71,13 @@ class GlooGroup:
             for piece in _checked(manifest, tensors):
                 rest = _bytes(piece.detach().to("cpu").contiguous())
                 while rest.numel():
-                    taken, rest = rest[: size - fill], rest[size - fill :]
-                    bucket[fill : fill + len(taken)] = taken
-                    fill += len(taken)
                     if fill == size:
                         self._send_bucket(bucket, fill, version)
                         fill = 0
-            if fill:
+                    taken, rest = rest[: size - fill], rest[size - fill :]
+                    bucket[fill : fill + len(taken)] = taken
+                    fill += len(taken)
+            if fill:  # the last bucket waits for the end of the tensors, so that one too many is noticed on all sides
                 self._send_bucket(bucket, fill, version)
             self._ranks.wait_for("done", range(1, self._world_size), f"to confirm version {version}")
 
