@@ -25,7 +25,7 @@ from prl import log, preflight, summary
 from prl.config import Config
 from prl.errors import ConfigError, MissingExtraError, PrlError
 from prl.evaluate import Evaluation
-from prl.panel import Panel, make_console, make_panel, show
+from prl.panel import Panel, make_console, make_panel, say, show
 from prl.pipeline import Pipeline
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
@@ -48,6 +48,7 @@ class Job:
         self._config, self._run_dir, self._resume = config, run_dir, resume
         self._console = make_console()
         self._plain = plain
+        self._interrupted = False
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[int] | None = None
         self._shown: Evaluation | None = None
@@ -126,10 +127,12 @@ class Job:
 
     def _report(self) -> None:
         pipeline = self._pipeline
-        if pipeline is not None and pipeline.summary is not None:
+        if pipeline is None or pipeline.summary is None:
+            return
+        show(self._console, summary.render(pipeline.summary, pipeline.run_dir, latest=pipeline.evaluation))
+        if pipeline.summary.status == "stopped":
             again = f"{self._command} --resume --run-dir {shlex.quote(str(pipeline.run_dir))}"
-            report = summary.render(pipeline.summary, pipeline.run_dir, latest=pipeline.evaluation, resume_with=again)
-            show(self._console, report)
+            say(self._console, f"\nGo on with: {again}")
 
     @contextmanager
     def _signals(self, panel: Panel) -> Iterator[None]:
@@ -137,6 +140,9 @@ class Job:
         before = {number: signal.getsignal(number) for number in _SIGNALS}
 
         def first() -> None:
+            if self._interrupted:  # several signals came before the loop looked
+                _kill_everything(0, None)
+            self._interrupted = True
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
                 signal.signal(number, _kill_everything)

@@ -62,7 +62,12 @@ def show(console: Console, content: RenderableType) -> None:
     with console.capture() as captured:
         console.print(content, highlight=False)
     for line in captured.get().splitlines():
-        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+        say(console, line.rstrip())
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is: no markup, no colours, and not broken, so that it can be copied."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def make_console() -> Console:
@@ -87,12 +92,12 @@ class PlainLines:
         self._started_at = clock()
         self._printed_at = -PLAIN_INTERVAL_S
         self._unprinted = False
-        self._say(f"prl: {title}, {num_steps} steps")
+        say(console, f"prl: {title}, {num_steps} steps")
 
     def stage(self, text: str) -> None:
         """Print it with the time since the start."""
         self._catch_up()
-        self._say(f"[{duration(self._clock() - self._started_at)}] {text}")
+        say(self._console, f"[{duration(self._clock() - self._started_at)}] {text}")
 
     def update(self, report: StepReport) -> None:
         """Print the step, unless another was printed within the second."""
@@ -105,7 +110,7 @@ class PlainLines:
         """Print the result."""
         self._progress.evaluated(evaluation)
         self._catch_up()
-        self._say(f"held out: {held_out(self._progress)} ({evaluation.num_samples} prompts)")
+        say(self._console, f"held out: {held_out(self._progress)} ({evaluation.num_samples} prompts)")
 
     def close(self) -> None:
         """Print the last step if it was passed over."""
@@ -113,11 +118,8 @@ class PlainLines:
 
     def _catch_up(self) -> None:
         if self._unprinted:
-            self._say(step_line(self._progress))
+            say(self._console, step_line(self._progress))
             self._printed_at, self._unprinted = self._clock(), False
-
-    def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def step_line(progress: Progress) -> str:

@@ -17,6 +17,7 @@ from prl.config import Config
 from prl.errors import ConfigError
 from prl.models import resolve_model
 from prl.parts import engine_kind
+from prl.rewards.base import REGISTRY
 from prl.trainer.launch import split_address
 
 
@@ -37,6 +38,8 @@ def before_start(config: Config) -> list[Finding]:
         MissingExtraError: the configured engine is not installed.
     """
     cross_check(config)
+    for reward in config.rewards:
+        REGISTRY.find(reward.name)
     _files(config)
     kind, why = engine_kind(config)
     findings = [Finding(topic="engine", text=f"{config.engine.count} x {kind} ({why})")]
@@ -66,11 +69,12 @@ def check(config: Config) -> list[Finding]:
     template = "a chat template" if tokenizer.has_template else "no chat template"
     findings.append(Finding(topic="tokenizer", text=f"{tokenizer.vocab_size} ids, {template}, stops at {ends}"))
     source = open_source(config, tokenizer, scorer.required_fields)
-    counts = source.statistics()
+    num_held_out = len(source.held_out(config.eval.num_samples))
+    counts = source.statistics()  # after the held-out prompts were rendered, so that too long ones among them count
     where = config.data.path or f"{config.data.source}, level {config.data.level}"
     findings.append(Finding(topic="data", text=f"{where}: {counts.num_rows} prompts an epoch"))
     findings += [Finding(topic="data", text=warning, is_note=True) for warning in counts.warnings]
-    return [*findings, *_held_out(config, len(source.held_out(config.eval.num_samples)))]
+    return [*findings, *_held_out(config, num_held_out)]
 
 
 def _files(config: Config) -> None:

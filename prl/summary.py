@@ -31,17 +31,8 @@ FILES = (
 )
 
 
-def render(
-    summary: Summary, run_dir: Path, *, latest: Evaluation | None = None, resume_with: str = ""
-) -> RenderableType:
-    """The report of a run that is done or stopped.
-
-    Args:
-        summary: its numbers.
-        run_dir: where it left its files.
-        latest: its last evaluation, for the sample answers.
-        resume_with: the command that continues a stopped run.
-    """
+def render(summary: Summary, run_dir: Path, *, latest: Evaluation | None = None) -> RenderableType:
+    """The report of a run that is done or stopped; ``latest`` is its last evaluation, for the sample answers."""
     parts: list[RenderableType] = ["", Text(headline(summary), "bold"), _grid(_numbers(summary, latest))]
     if latest is not None and latest.answers:
         parts += ["", Text(f"Held-out prompts, as version {latest.version} answers them", "bold")]
@@ -51,8 +42,6 @@ def render(
         parts.append("")
     parts.append(Text(f"Everything is in {run_dir}", "bold"))
     parts.append(_grid((name, Text(what)) for name, what in FILES if (run_dir / name).exists()))
-    if summary.status == "stopped" and resume_with:
-        parts += ["", Text("Go on with", "bold"), Padding(Text(resume_with), (0, 0, 0, 2))]
     return Group(*parts)
 
 

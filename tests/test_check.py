@@ -1,0 +1,127 @@
+"""Conflicts between fields of a configuration, each in one line that names the keys and a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from prl.check import cross_check, is_loopback
+from prl.config import Config, RewardConfig
+from prl.errors import ConfigError
+
+
+def config(**changes: Any) -> Config:
+    """A valid configuration with changes, such as ``run={"num_steps": 3}``."""
+    tree: dict[str, Any] = {"model": "m", "rewards": [{"name": "answer"}], **changes}
+    return msgspec.convert(tree, Config)
+
+
+def conflicts(config: Config, **environment: str) -> list[str]:
+    """The lines of what ``cross_check`` says."""
+    with pytest.raises(ConfigError) as caught:
+        cross_check(config, environment)
+    return str(caught.value).splitlines()
+
+
+def test_the_defaults_agree_with_each_other() -> None:
+    """Nothing to say about a model, one reward and the rest as it comes."""
+    cross_check(config(), {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"pipeline": {"mode": "conventional", "max_lag": 3}}, ["pipeline.max_lag = 3", "steps_per_round"]),
+        (
+            {"pipeline": {"group_size": 9}, "engine": {"count": 2, "max_num_seqs": 4}},
+            ["pipeline.group_size = 9", "engine.max_num_seqs = 2 x 4 = 8"],
+        ),
+        (
+            {"pipeline": {"groups_per_step": 1, "group_size": 2}, "trainer": {"num_ranks": 3}},
+            ["groups_per_step x group_size = 2", "trainer.num_ranks = 3"],
+        ),
+        ({"pipeline": {"group_size": 1}}, ["pipeline.group_size = 1", "leave_one_out", "at least 2"]),
+        (
+            {"engine": {"max_model_len": 64}, "sampling": {"max_tokens": 64}},
+            ["sampling.max_tokens = 64", "engine.max_model_len = 64"],
+        ),
+        (
+            {"engine": {"kind": "transformers", "tensor_parallel_size": 2}},
+            ["engine.tensor_parallel_size = 2", "'vllm'", "'transformers'"],
+        ),
+        ({"engine": {"kind": "simulated"}}, ["engine.kind = 'simulated'", "trainer.kind = 'fsdp'"]),
+        ({"trainer": {"kind": "simulated"}}, ["engine.kind = 'auto'", "trainer.kind = 'simulated'"]),
+        (
+            {"trainer": {"schedule": "cosine", "warmup_steps": 5}, "run": {"num_steps": 5}},
+            ["trainer.schedule = 'cosine'", "trainer.warmup_steps = 5", "run.num_steps = 5"],
+        ),
+        ({"trainer": {"schedule": "linear"}, "run": {"num_steps": 0}}, ["'linear'", "run.num_steps = 0"]),
+        ({"trainer": {"listen": "localhost"}}, ["trainer.listen", "'localhost'", "host:port"]),
+        ({"trainer": {"listen": "127.0.0.1:99999"}}, ["trainer.listen", "99999"]),
+        ({"trainer": {"listen": "0.0.0.0:0"}}, ["trainer.listen = '0.0.0.0:0'", "PRL_TOKEN"]),
+        ({"trainer": {"launch": "external"}}, ["trainer.launch = 'external'", "PRL_TOKEN"]),
+        ({"data": {"source": "jsonl"}}, ["data.source = 'jsonl'", "data.path"]),
+        ({"data": {"path": "x.jsonl"}}, ["data.path = 'x.jsonl'", "data.source = 'arithmetic'"]),
+        ({"eval": {"every": 5, "num_samples": 0}}, ["eval.every = 5", "eval.num_samples = 0"]),
+        ({"rewards": []}, ["rewards", "[[rewards]]"]),
+        ({"rewards": [{"name": "answer", "weight": 0.0}]}, ["rewards", "weight is 0"]),
+        ({"rewards": [{"name": "answer"}, {"name": "answer"}]}, ["rewards.1", "'answer'", "weight"]),
+        ({"run": {"name": "../up"}}, ["run.name = '../up'", "--run-dir"]),
+        ({"run": {"name": ""}}, ["run.name = ''"]),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_conflict_is_one_line_that_names_its_keys(changes: dict[str, Any], keys: list[str]) -> None:
+    """Each conflict alone gives exactly one line."""
+    (line,) = conflicts(config(**changes))
+    for key in keys:
+        assert key in line
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pipeline": {"mode": "conventional"}},
+        {"pipeline": {"max_lag": 0}},
+        {"run": {"num_steps": 0}},
+        {"run": {"num_steps": 3}, "trainer": {"warmup_steps": 10}},
+        {"pipeline": {"groups_per_step": 1, "group_size": 2}, "trainer": {"num_ranks": 2}},
+        {"engine": {"max_model_len": 65}, "sampling": {"max_tokens": 64}},
+        {"engine": {"kind": "simulated"}, "trainer": {"kind": "simulated"}},
+        {"trainer": {"listen": "[::1]:0"}},
+        {"rewards": [{"name": "format", "options": {"a": 1}}, {"name": "format", "options": {"a": 2}}]},
+        {"rewards": [{"name": "a", "weight": 1.0}, {"name": "b", "weight": 0.0}]},
+    ],
+    ids=str,
+)
+def test_what_is_unusual_and_possible_passes(changes: dict[str, Any]) -> None:
+    """The edges of each rule, on the side that works."""
+    cross_check(config(**changes), {})
+
+
+def test_a_token_in_the_environment_opens_the_trainer_to_others() -> None:
+    """With PRL_TOKEN set, listening beyond loopback and external ranks are fine."""
+    for trainer in ({"listen": "0.0.0.0:29400"}, {"launch": "external"}):
+        cross_check(config(trainer=trainer), {"PRL_TOKEN": "secret"})
+
+
+def test_all_conflicts_are_reported_at_once() -> None:
+    """One line each."""
+    assert len(conflicts(config(rewards=[], pipeline={"group_size": 1}, data={"source": "jsonl"}))) == 3
+
+
+def test_a_value_out_of_range_is_found_in_a_config_made_in_python() -> None:
+    """What the types say is checked first, since nothing else can be judged without it."""
+    (line,) = conflicts(Config(model="m", seed=-1, rewards=[RewardConfig(name="answer")]))
+    assert line == "seed = -1 must be an integer >= 0"
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("h", False)],
+)
+def test_loopback_is_what_no_other_machine_reaches(host: str, *, expected: bool) -> None:
+    """Numbers by their network, ``localhost`` by its name, every other name not."""
+    assert is_loopback(host) is expected
