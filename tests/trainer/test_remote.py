@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from prl.errors import ConfigError, TrainerError, WeightSyncError
+from prl.trainer import checkpoint, launch, protocol
+from prl.trainer.base import TrainerReady
+from prl.trainer.remote import FsdpTrainer
+from prl.types import WeightGroup, WeightUpdate
+from prl.wire import Channel
+from tests.trainer.cases import make_batch, make_config
+from tests.trainer.test_protocol import REPORT
+
+READY = TrainerReady(step=0, manifest=[], state={}, num_parameters=6, memory_bytes=10)
+UPDATE = WeightUpdate(version=1, transport="gloo", manifest=[])
+Reply = Callable[[protocol.FromController], protocol.Reply | None]
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+async def assert_gone(pids: Iterable[int], within_s: float) -> None:
+    """Every process ends in time; one that waits to be reaped has ended."""
+    deadline = time.monotonic() + within_s
+    left = list(pids)
+    while left := [pid for pid in left if psutil.pid_exists(pid) and _status(pid) != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        await asyncio.sleep(0.05)
+
+
+def _status(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_ZOMBIE)
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The secret of ranks that are started by hand."""
+    monkeypatch.setenv("PRL_TOKEN", "secret")
+
+
+# Without torch: ranks played by the test ------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def played(
+    reply: Reply,
+    tmp_path: Path,
+    num_ranks: int = 1,
+    ready: Callable[[int], TrainerReady] = lambda _: READY,
+    opened: Callable[[TrainerReady], None] = lambda _: None,
+    **tables: dict[str, Any],
+) -> AsyncIterator[FsdpTrainer]:
+    """An open trainer whose ranks answer what ``reply`` says; None never answers."""
+    port = free_port()
+    trainer_table = {"launch": "external", "listen": f"127.0.0.1:{port}", "num_ranks": num_ranks}
+    config = make_config(Path("m"), **{**tables, "trainer": {**trainer_table, **tables.get("trainer", {})}})
+    trainer = FsdpTrainer(config, "m", tmp_path, None)
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        players = [group.create_task(_play(rank, num_ranks, port, ready(rank), reply)) for rank in range(num_ranks)]
+        try:
+            opened(await trainer.open())
+            yield trainer
+        finally:
+            await trainer.close()
+            for player in players:
+                player.cancel()
+
+
+async def _play(rank: int, num_ranks: int, port: int, ready: TrainerReady, reply: Reply) -> None:
+    while True:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            break
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.01)
+    channel = Channel[protocol.FromController](reader, writer, protocol.FromController)
+    with contextlib.closing(channel), contextlib.suppress(ConnectionError):
+        await channel.send(protocol.Hello(rank=rank, world_size=num_ranks, pid=1000 + rank, token="secret"))
+        while not isinstance(command := await channel.receive(), protocol.Shutdown):
+            answer = protocol.Ready(ready=ready) if isinstance(command, protocol.Setup) else reply(command)
+            if answer is not None:
+                await channel.send(answer)
+
+
+async def test_each_rank_gets_its_own_micro_batches(tmp_path: Path) -> None:
+    """The plan's indices become samples, per rank, with the global number of sequences."""
+    got: list[protocol.Train] = []
+
+    def reply(command: protocol.FromController) -> protocol.Reply:
+        assert isinstance(command, protocol.Train)
+        got.append(command)
+        return protocol.Trained(report=msgspec.structs.replace(REPORT, skipped=False))
+
+    batch = make_batch(1, 2)
+    async with played(reply, tmp_path, 2) as trainer:
+        report = await trainer.train(batch)
+    assert report == msgspec.structs.replace(REPORT, skipped=False)
+    assert sorted([each.token_ids for each in command.microbatches[0]] for command in got) == sorted(
+        [batch.samples[index].token_ids for index in plan[0]] for plan in batch.plan
+    )
+    assert {command.num_sequences for command in got} == {4}
+    assert trainer.statistics()["steps"] == 1
+
+
+@pytest.mark.parametrize("plan", [[[[0]]], [[[0], [1]], [[2]]]])
+async def test_a_plan_that_would_hang_the_ranks_is_refused(tmp_path: Path, plan: list[list[list[int]]]) -> None:
+    """Another number of ranks, or unequal numbers of micro-batches, is an error before anything is sent."""
+    batch = msgspec.structs.replace(make_batch(0, 2), plan=plan)
+    async with played(lambda _: None, tmp_path, 2) as trainer:
+        with pytest.raises(TrainerError, match="2 ranks equally many micro-batches"):
+            await trainer.train(batch)
+
+
+async def test_skipped_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
+    """The second consecutive skip raises; a good step in between starts the count again."""
+    skips = iter([True, False, True, True])
+
+    def reply(_: protocol.FromController) -> protocol.Reply:
+        return protocol.Trained(report=msgspec.structs.replace(REPORT, skipped=next(skips)))
+
+    async with played(reply, tmp_path, trainer={"max_skipped_steps": 2}) as trainer:
+        reports = [await trainer.train(make_batch(step, 1)) for step in range(3)]
+        assert [report.skipped for report in reports] == [True, False, True]
+        with pytest.raises(TrainerError, match=r"2 steps in a row.*max_skipped_steps"):
+            await trainer.train(make_batch(3, 1))
+
+
+async def test_a_step_that_does_not_end_names_its_deadline(tmp_path: Path) -> None:
+    """Silence of a rank in a step ends with the key of the deadline, and the trainer takes no more commands."""
+    async with played(lambda _: None, tmp_path, trainer={"step_timeout_s": 0.1}) as trainer:
+        with pytest.raises(TrainerError, match=r"'train step 0' within trainer\.step_timeout_s = 0\.1 s"):
+            await trainer.train(make_batch(0, 1))
+        with pytest.raises(TrainerError, match="one command at a time"):
+            await trainer.score([1, 2])
+
+
+GROUP = WeightGroup(transport="gloo", address="127.0.0.1", port=1, world_size=2, timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(lambda trainer: trainer.connect(GROUP), id="connect"),
+        pytest.param(lambda trainer: trainer.publish(UPDATE), id="publish"),
+    ],
+)
+async def test_a_transfer_that_fails_or_hangs_is_a_weight_sync_error(
+    tmp_path: Path, command: Callable[[FsdpTrainer], Awaitable[None]]
+) -> None:
+    """Both name the trainer's side; the hang names weights.timeout_s."""
+    failed = protocol.Failed(error="WeightSyncError: engine 1 went away", traceback="")
+    async with played(lambda _: failed, tmp_path) as trainer:
+        with pytest.raises(WeightSyncError, match=r"the trainer's side failed: trainer rank 0 .*engine 1 went away"):
+            await command(trainer)
+    async with played(lambda _: None, tmp_path, weights={"timeout_s": 0.1}) as trainer:
+        with pytest.raises(WeightSyncError, match=r"weights\.timeout_s = 0\.1 s"):
+            await command(trainer)
+
+
+async def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
+    """The second command does not reach the ranks; after a cancelled one only close is left."""
+    async with played(lambda _: None, tmp_path) as trainer, asyncio.TaskGroup() as group:
+        first = group.create_task(trainer.score([1, 2]))
+        await asyncio.sleep(0)
+        with pytest.raises(TrainerError, match=r"cannot save .*the trainer is in 'score'"):
+            await trainer.save(tmp_path / "x", {})
+        first.cancel()
+
+
+async def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
+    """Started by hand, the wait for the ranks ends with those that are missing and where they should connect."""
+    config = make_config(Path("m"), trainer={"launch": "external", "num_ranks": 2, "start_timeout_s": 0.2})
+    with pytest.raises(TrainerError, match=r"ranks 0, 1 of 2 did not connect to 127\.0\.0\.1:\d+ within"):
+        await FsdpTrainer(config, "m", tmp_path, None).open()
+
+
+async def test_ranks_that_loaded_different_models_are_refused(tmp_path: Path) -> None:
+    """A rank that stands at another step than its peers ends the start."""
+    with pytest.RaisesGroup(pytest.RaisesExc(TrainerError, match="different models or checkpoints")):
+        async with played(lambda _: None, tmp_path, 2, ready=lambda rank: msgspec.structs.replace(READY, step=rank)):
+            pass
+
+
+async def test_memory_is_that_of_all_ranks(tmp_path: Path) -> None:
+    """What is told at the start adds up the ranks' memory, and counts the parameters once."""
+    seen: list[TrainerReady] = []
+    async with played(lambda _: None, tmp_path, 2, opened=seen.append):
+        pass
+    assert seen == [msgspec.structs.replace(READY, memory_bytes=20)]
+
+
+async def test_a_child_that_ends_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that dies before any rank connects is an error at once, with its exit code and last words."""
+    monkeypatch.setattr(launch, "torchrun_command", lambda _: [sys.executable, "-c", "print('no luck'); exit(3)"])
+    with pytest.raises(TrainerError, match=r"(?s)did not start: the trainer .* exited with 3; .*no luck"):
+        await FsdpTrainer(make_config(Path("m")), "m", tmp_path, None).open()
+
+
+def test_float16_is_refused() -> None:
+    """Without loss scaling float16 would lose small gradients silently."""
+    with pytest.raises(ConfigError, match="bfloat16"):
+        FsdpTrainer(make_config(Path("m"), trainer={"dtype": "float16"}), "m", Path(), None)
+
+
+# With torchrun --------------------------------------------------------------------------------------------------------
+
+
+def _pids(trainer: FsdpTrainer) -> list[int]:
+    assert trainer._child is not None
+    return [trainer._child.pid, *(trainer._ranks.pid(rank) for rank in range(trainer._ranks.num_ranks))]
+
+
+def _receive(group: WeightGroup, update: WeightUpdate) -> dict[str, Any]:
+    from prl.transfer import GlooGroup
+
+    with contextlib.closing(GlooGroup.join(group, 1)) as member:
+        return dict(member.receive(update.version, update.manifest))
+
+
+async def test_a_run_with_two_ranks_and_its_death(models: dict[str, Path], tmp_path: Path) -> None:
+    """Under torchrun: train, publish, score and save; then a killed rank is named at once, and nothing is left."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    trainer = FsdpTrainer(make_config(models["tied"], trainer={"num_ranks": 2}), str(models["tied"]), tmp_path, None)
+    try:
+        ready = await trainer.open()
+        pids = _pids(trainer)
+        assert len({os.getpgid(pid) for pid in pids} | {os.getpgid(0)}) > 1, "not in the test's own group"
+        report = await trainer.train(make_batch(0, 2))
+        assert (report.step, report.skipped, report.tokens_trained > 0) == (0, False, True)
+
+        group = WeightGroup(transport="gloo", address="127.0.0.1", port=free_port(), world_size=2, timeout_s=20.0)
+        update = WeightUpdate(version=1, transport="gloo", manifest=ready.manifest)
+        async with asyncio.TaskGroup() as both:
+            receiving = both.create_task(asyncio.to_thread(_receive, group, update))
+            await trainer.connect(group)
+            await trainer.publish(update)
+        await trainer.export(tmp_path / "export")
+        exported = load_file(tmp_path / "export" / "model.safetensors")
+        assert receiving.result().keys() == exported.keys()
+        assert all(torch.equal(tensor, exported[name]) for name, tensor in receiving.result().items())
+        assert len(await trainer.score([4, 5, 6])) == 2
+        await trainer.save(tmp_path / "step-000001", {"cursor": 3})
+        assert checkpoint.latest(tmp_path).folder == tmp_path / "step-000001"
+
+        async with asyncio.timeout(15), asyncio.TaskGroup() as both:
+            told = both.create_task(trainer.failed())
+            os.kill(pids[2], signal.SIGKILL)
+            with pytest.raises(
+                TrainerError, match=rf"(?s)trainer rank 1 \(pid {pids[2]}\) died.*last lines of .*SIGKILL"
+            ):
+                await trainer.train(make_batch(1, 2))
+        assert f"trainer rank 1 (pid {pids[2]}) died" in told.result()
+    finally:
+        started = time.monotonic()
+        await trainer.close()
+        await trainer.close()
+    assert time.monotonic() - started < 6
+    await assert_gone(pids, 2)
+
+
+@pytest.mark.usefixtures("one_rank")
+async def test_a_rank_started_by_hand_resumes_and_leaves_when_told(models: dict[str, Path], tmp_path: Path) -> None:
+    """An external rank connects by address and token, takes up a checkpoint, and ends with exit code 0 at close."""
+    torch = pytest.importorskip("torch")
+    from prl.trainer.learner import Learner
+
+    model, port = str(models["tied"]), free_port()
+    config = make_config(models["tied"], trainer={"launch": "external", "listen": f"127.0.0.1:{port}"})
+    learner = Learner(config, model, None, torch.device("cpu"))
+    learner.train(0, [make_batch(0, 1).samples], 4)
+    learner.save(tmp_path / "step-000001", {"cursor": 5})
+    variables = {
+        "PRL_TRAINER_ADDRESS": f"127.0.0.1:{port}",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    trainer = FsdpTrainer(config, model, tmp_path, tmp_path / "step-000001")
+    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+        opening = group.create_task(trainer.open())
+        await asyncio.sleep(0)  # it listens
+        command = (sys.executable, "-m", "prl.trainer.worker")
+        rank = await asyncio.create_subprocess_exec(*command, env={**os.environ, **variables})
+        ready = await opening
+        assert (ready.step, ready.state) == (1, {"cursor": 5})
+        report = await trainer.train(make_batch(1, 1))
+        expected = learner.train(1, [make_batch(1, 1).samples], 4)
+        assert msgspec.structs.replace(report, train_s=0.0) == msgspec.structs.replace(expected, train_s=0.0)
+        await trainer.close()
+        assert await rank.wait() == 0
+
+
+async def test_another_world_size_is_refused_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torchrun with another number of ranks ends the start with both numbers, and its processes are gone."""
+    one = launch.torchrun_command(1)
+    monkeypatch.setattr(launch, "torchrun_command", lambda _: one)
+    trainer = FsdpTrainer(make_config(Path("m"), trainer={"num_ranks": 2}), "m", tmp_path, None)
+    with pytest.raises(TrainerError, match=r"rank 0 \(pid \d+\) of 1 came, but trainer.num_ranks = 2"):
+        await trainer.open()
+    assert trainer._child is not None
+    await assert_gone([trainer._child.pid, *(p.pid for p in psutil.Process().children(recursive=True))], 3)
+
+
+ORPHANS = """
+import asyncio, sys
+from pathlib import Path
+import msgspec
+from prl.config import Config
+from prl.trainer.remote import FsdpTrainer
+
+async def main():
+    config = msgspec.convert({"model": "m", "trainer": {"num_ranks": 2}}, Config)
+    trainer = FsdpTrainer(config, "/no/such/model", Path(sys.argv[1]), None)
+    async def tell():
+        while trainer._ranks.missing():
+            await asyncio.sleep(0.01)
+        print(trainer._child.pid, *(trainer._ranks.pid(rank) for rank in range(2)), flush=True)
+        await asyncio.sleep(60)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(trainer.open())
+        group.create_task(tell())
+
+asyncio.run(main())
+"""
+
+
+async def test_ranks_die_with_a_killed_controller(tmp_path: Path) -> None:
+    """SIGKILL of the controller leaves neither torchrun nor a rank."""
+    controller = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ORPHANS, str(tmp_path)), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert controller.stdout is not None
+        async with asyncio.timeout(30):
+            pids = [int(word) for word in (await controller.stdout.readline()).split()]
+        assert len(pids) == 3
+    finally:
+        controller.kill()
+        await controller.wait()
+    await assert_gone(pids, 5)

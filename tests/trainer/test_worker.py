@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from prl.trainer import protocol
+from prl.trainer.ranks import RankFailure, Ranks
+from tests.trainer.cases import make_config
+
+
+@asynccontextmanager
+async def _worker(**variables: str) -> AsyncIterator[Process]:
+    """A rank's process with this environment, killed at the end whatever happens."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "prl.trainer.worker"),
+        env={"PATH": os.environ["PATH"], **variables},
+        stdout=PIPE,
+        stderr=PIPE,
+    )
+    try:
+        async with asyncio.timeout(20):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def _variables(address: str, token: str = "secret", rank: int = 0) -> dict[str, str]:
+    return {"PRL_TRAINER_ADDRESS": address, "PRL_TOKEN": token, "RANK": str(rank), "WORLD_SIZE": "1"}
+
+
+async def test_missing_variables_are_named_with_the_command() -> None:
+    """Started without an address, a rank says which variable is missing and how to start it."""
+    async with _worker() as process:
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert b"PRL_TRAINER_ADDRESS" in errors
+    assert b"torchrun --nproc-per-node" in errors
+
+
+async def test_no_controller_is_one_line() -> None:
+    """An address where nobody listens is one line, no traceback."""
+    ranks = Ranks(1, "secret")
+    address = ranks.listen("127.0.0.1", 0)
+    ranks.close()
+    async with _worker(**_variables(address)) as process:
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert errors.decode().startswith(f"no controller at {address}")
+    assert errors.count(b"\n") == 1
+
+
+async def test_a_refused_rank_says_why_and_leaves() -> None:
+    """With a wrong token the rank prints the controller's reason and exits with 1, before it imports torch."""
+    ranks = Ranks(1, "secret")
+    address = ranks.listen("127.0.0.1", 0)
+    async with asyncio.TaskGroup() as group:
+        gathering = group.create_task(ranks.gather())
+        async with _worker(**_variables(address, token="guess")) as process:
+            _, errors = await process.communicate()
+        gathering.cancel()
+    ranks.close()
+    assert process.returncode == 1
+    assert b"refused rank 0: wrong token" in errors
+
+
+async def test_a_rank_leaves_when_the_controller_is_gone() -> None:
+    """When the controller's socket closes the rank ends by itself."""
+    ranks = Ranks(1, "secret")
+    address = ranks.listen("127.0.0.1", 0)
+    async with _worker(**_variables(address)) as process:
+        assert await ranks.gather() is None
+        assert ranks.pid(0) == process.pid
+        ranks.close()
+        assert await process.wait() == 1
+
+
+async def test_a_failing_set_up_is_a_reply_and_the_rank_stays_to_be_stopped() -> None:
+    """A model that does not exist is told to the controller; the rank then obeys Shutdown with exit code 0."""
+    pytest.importorskip("torch")
+    ranks = Ranks(1, "secret")
+    address = ranks.listen("127.0.0.1", 0)
+    setup = protocol.Setup(config=make_config(Path("/no/such/model")), model="/no/such/model", resume=None)
+    variables = {**_variables(address), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "HF_HUB_OFFLINE": "1"}
+    async with _worker(**variables) as process:
+        assert await ranks.gather() is None
+        outcome = await ranks.ask([setup])
+        assert isinstance(outcome, RankFailure)
+        assert outcome.failed is not None
+        assert "/no/such/model" in outcome.failed.error
+        await ranks.shut_down()
+        assert await process.wait() == 0
+    ranks.close()
