@@ -80,6 +80,7 @@ def test_whatever_the_values_are_the_line_is_json(events: log.EventLog) -> None:
     first, second, third = lines(events)
     assert first["number"] is None
     assert first["path"] == "PosixPath('/x')"
+    assert first["items"] == [1, 2]
     assert (second["name"], second["number"]) == ("\\ud800", None)
     assert (third["event"], third["loop"]) == ("c", "[[...]]")
 
