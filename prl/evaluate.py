@@ -72,7 +72,7 @@ async def evaluate(
         if not isinstance(verdict, Score):
             return None
         expected = str(prompt.fields.get("answer", ""))
-        return Answer(prompt=prompt.text, completion=completion.text, reward=verdict.reward, expected=expected)
+        return Answer(prompt=_asked(prompt), completion=completion.text, reward=verdict.reward, expected=expected)
 
     async def guarded(prompt: Prompt) -> Answer | None:
         with failures_to(failure.set, f"the evaluation of prompt {prompt.id}"):
@@ -99,3 +99,8 @@ async def evaluate(
         num_failed=len(prompts) - len(answers),
         answers=answers,
     )
+
+
+def _asked(prompt: Prompt) -> str:
+    """The question as its author wrote it."""
+    return prompt.messages[-1]["content"] if prompt.messages else prompt.text

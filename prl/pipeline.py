@@ -92,6 +92,7 @@ class Pipeline:
         self._stack = AsyncExitStack()
         self._loops = AsyncExitStack()
         self._model = resolve_model(config.model)
+        self._scorer = Scorer(config.rewards)
         self._controller: Controller | None = None
         self._eval_after: float | None = None
 
@@ -110,7 +111,7 @@ class Pipeline:
         config = self.config
         self._on_stage("reading tokenizer and data")
         self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
-        self._scorer = await self._stack.enter_async_context(Scorer(config.rewards))
+        await self._stack.enter_async_context(self._scorer)
         fields = self._scorer.required_fields
         self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
         found = checkpoint.latest(self.run_dir / "checkpoints") if self._resume else checkpoint.Found(None, [])
@@ -141,7 +142,8 @@ class Pipeline:
         self._trainer = parts.make_trainer(config, self._model, self.run_dir, resume)
         self._stack.push_async_callback(self._close_processes)
         kind, why = parts.engine_kind(config)
-        self._on_stage(f"starting {len(engines)} {kind} engines ({why}) and {config.trainer.num_ranks} trainer ranks")
+        ranks = config.trainer.num_ranks
+        self._on_stage(f"starting {_count(len(engines), f'{kind} engine')} ({why}) and {_count(ranks, 'trainer rank')}")
         try:
             opened = await together({}, "start", trainer=self._trainer.open, engines=self._pool.open)
             self._on_stage("joining engines and trainer")
@@ -305,7 +307,9 @@ class Pipeline:
         with self._failure.interrupts():
             await self._loops.aclose()
         if self._done() and self.config.eval.num_samples:
-            self._eval_after = (await self.evaluate()).reward_mean
+            fresh = self.evaluation is not None and self.evaluation.version == self._sync.version
+            latest = self.evaluation if self.evaluation is not None and fresh else await self.evaluate()
+            self._eval_after = latest.reward_mean
         self._on_stage("saving")
         await self.save()
         await self._trainer.export(self.run_dir / "export")
@@ -313,6 +317,8 @@ class Pipeline:
     async def _leave(self, error: BaseException | None) -> None:
         """End the loops and every process, whatever happened, and say how the run ended."""
         self._on_stage("ending the processes")
+        if error is not None:
+            log.error("failed", exc_info=error)
         try:
             await self._loops.aclose()
         finally:
@@ -340,6 +346,10 @@ class Pipeline:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._trainer.close())
             group.create_task(self._pool.close())
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def make_buffer(config: Config) -> Buffer:
