@@ -331,13 +331,33 @@ async def test_waiting_for_a_turn_is_not_late() -> None:
 
 @in_virtual_time
 async def test_silent_engine_is_late_for_all() -> None:
-    """When an engine gives no token at all, the streams that wait for their turn fail as well."""
+    """When an engine gives no token at all, streams that wait for their turn fail too, whoever comes and goes."""
     stall = StreamFault(kind="stall", request=0, token=10)
     pool = await opened(make_pool(script(stall), max_num_seqs=1, token_timeout_s=1))
     async with asyncio.TaskGroup() as tasks:
         for _ in range(3):
             tasks.create_task(fails_with(pool, "no token for 1 s"))
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await sample(pool)
     assert now() < 1.5
+
+
+@in_virtual_time
+async def test_cancellation_from_outside_is_not_taken_for_lateness() -> None:
+    """When the consumer's own deadline falls on the token's, one of both is raised and no cancellation is left over."""
+    pool = await opened(make_pool(script(StreamFault(kind="stall")), token_timeout_s=60))
+    with pytest.raises((TimeoutError, EngineError)):
+        async with asyncio.timeout(60):
+            await sample(pool)
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10):
+            await sample(pool)
+    assert pool.statistics().running == {"engine-0": 0}
 
 
 # ---- pause, load, resume ---------------------------------------------------------------------------------------------

@@ -262,13 +262,15 @@ async def test_end_and_babble_break_the_protocol() -> None:
 
 @in_virtual_time
 async def test_die_ends_everything() -> None:
-    """Every stream raises, waiting ones too; every call is refused; ``failed`` says why."""
+    """Every stream raises, waiting ones too, and no token is sampled after it; every call is refused."""
     engine = await faulty("die")
     async with asyncio.TaskGroup() as group:
         for _ in range(6):
             group.create_task(dies(engine))
     assert engine.statistics().dead
     assert engine.statistics().running == 0
+    # The three streams that ran beside it came one step later.
+    assert engine.statistics().tokens_generated == 10 + 5 + 3 * 4
     assert await engine.failed() == "engine-0 died at token 5 of a stream, as scripted"
     for call in (engine.pause, engine.resume, lambda: engine.score(PROMPT)):
         with pytest.raises(EngineDeadError):
