@@ -337,9 +337,10 @@ async def test_silent_engine_is_late_for_all() -> None:
     async with asyncio.TaskGroup() as tasks:
         for _ in range(3):
             tasks.create_task(fails_with(pool, "no token for 1 s"))
+        await asyncio.sleep(0.2)
         for _ in range(3):
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.3):
+                async with asyncio.timeout(0.25):
                     await sample(pool)
     assert now() < 1.5
 
