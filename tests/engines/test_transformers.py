@@ -175,23 +175,25 @@ async def test_prompts_that_cannot_be_served(setup: Setup) -> None:
 
 @module_loop
 async def test_closing_a_stream_early_frees_it(setup: Setup) -> None:
-    """With every slot taken by streams that are then closed, the streams waiting behind them are served."""
-    before = setup.engine.statistics()
-    async with contextlib.AsyncExitStack() as stack:
+    """With every slot taken, streams that wait are served once others are closed, not when those would have ended."""
+    engine, clock = setup.engine, Stream()
+    before = engine.statistics()
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         held = [
-            await stack.enter_async_context(closing_stream(setup.engine, PROMPT, decoding(max_tokens=900)))
-            for _ in range(8)
+            await stack.enter_async_context(closing_stream(engine, PROMPT, decoding(max_tokens=900))) for _ in range(8)
         ]
         for chunks in held:
             await anext(chunks)
-        async with asyncio.TaskGroup() as tasks:
-            waiting = [tasks.create_task(sample(setup.engine, PROMPT, decoding(max_tokens=5))) for _ in range(8)]
-            for chunks in held:
-                await chunks.aclose()
-    assert [len(task.result().token_ids) for task in waiting] == [5] * 8
-    after = setup.engine.statistics()
+        clocking = tasks.create_task(clock.consume(held[0]))
+        waiting = [tasks.create_task(sample(engine, PROMPT, decoding(max_tokens=5))) for _ in range(7)]
+        for chunks in held[1:]:
+            await chunks.aclose()
+        assert [len((await task).token_ids) for task in waiting] == [5] * 7
+        assert set(clock.finishes) <= {None}
+        assert engine.statistics().running == 1
+        clocking.cancel()
+    after = engine.statistics()
     assert after.running == 0
-    assert after.tokens_generated - before.tokens_generated < 8 * 900
     assert after.busy_s > before.busy_s
 
 
@@ -350,8 +352,12 @@ async def test_failed_load_serves_nothing_until_a_load_succeeds(setup: Setup, ca
         assert case in str(loaded)
         assert case == "finite" or isinstance(sent, WeightSyncError)
         await engine.resume()
+        sampled = engine.statistics().tokens_generated
         with pytest.raises(EngineError, match=case):
             await sample(engine, PROMPT, decoding())
+        for _ in range(3):  # were the child not kept paused, it would take a step between two of these
+            await engine.score(PROMPT)
+        assert engine.statistics().tokens_generated == sampled
         assert engine.statistics().paused
         refused = publisher.version
         new = await setup.renew(12)

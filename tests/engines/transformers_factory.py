@@ -62,7 +62,7 @@ class Publisher:
         self.version = 0
 
     @classmethod
-    async def connect(cls, engine: Engine, timeout_s: float = 20.0) -> Publisher:
+    async def connect(cls, engine: Engine, timeout_s: float = 60.0) -> Publisher:
         """Meet the engine."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
