@@ -25,8 +25,8 @@ from prl.shuffle import Permutation
 from prl.tokenizer import Tokenizer
 from prl.types import Prompt
 
-MEASURED_AT_OPEN = 5_000
-"""Rows whose length is measured when the source is opened (a second or two); those after them when they come up."""
+MEASURED_AT_OPEN = 2_000
+"""Rows whose length is measured when the source is opened (about a second); those after them when they come up."""
 
 HELD_OUT_SHARE = 5
 """Without ``eval.path``, at most one row in this many is set aside from a JSONL file."""
