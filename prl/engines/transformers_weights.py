@@ -55,6 +55,8 @@ def replace_weights(model: Any, update: WeightUpdate, group: GlooGroup) -> None:
             raise WeightSyncError(f"version {update.version} of {name} holds a value that is not finite")
     for name, tensor in staged.items():
         targets[name].copy_(tensor)
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)  # the generation thread computes on a stream of its own
 
 
 def _targets(model: Any, update: WeightUpdate) -> dict[str, Tensor]:
