@@ -32,6 +32,8 @@ async def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     try:
         factory = importlib.import_module(module)
     except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in {"prl", "tests"}:
+            raise  # a slip of ours, no missing package
         pytest.skip(f"{request.param}: {error}")
     async with factory.subject(tmp_path_factory.mktemp(request.param)) as made:
         yield made
