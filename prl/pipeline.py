@@ -118,8 +118,8 @@ class Pipeline:
         first_step = checkpoint.read_marker(found.folder).step if found.folder else 0
         await asyncio.to_thread(self._folder.open, to_toml(config), first_step)
         self._stack.enter_context(configure(self.run_dir, self._console))
-        for reason in found.skipped:
-            log.warning("checkpoint skipped", reason=reason)
+        for warning in (*self._source.statistics().warnings, *found.skipped):
+            log.warning(warning)
         ready = await self._start_processes(found.folder)
         controller = self._controller = self._wire(ready)
         if ready.state:
