@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import msgspec
 import pytest
 
 import prl
-from prl import virtual_time
 from prl.config import (
     Config,
     EngineConfig,
@@ -23,16 +20,7 @@ from prl.config import (
     SamplingConfig,
     TrainerConfig,
 )
-
-
-def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test on a clock that jumps, so that simulated seconds cost nothing."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        virtual_time.run(test(*args, **kwargs))
-
-    return run
+from tests.virtual import in_virtual_time
 
 
 @prl.reward("test-length")
