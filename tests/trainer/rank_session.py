@@ -69,6 +69,7 @@ def session(model: Path, folder: Path) -> None:
     tensors |= whole(gradients(learner), "idle")
 
     reports = [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT)]
+    draws()  # so that what is saved is not the state of the seed
     learner.save(folder / "step-000003", {"cursor": 12})
     numbers["draws"] = draws()
     reports += [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT, NUM_STEPS)]

@@ -140,6 +140,8 @@ async def test_a_dead_rank_is_the_cause_and_not_the_peer_that_noticed(ranks: Ran
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(ranks.ask([protocol.Score(token_ids=[0])] * 2))
         await zero.answer(protocol.Failed(error="Connection closed by peer", traceback=""))
+        for _ in range(20):  # turns of the loop, in which the reply is read
+            await asyncio.sleep(0)
         one.channel.close()
     assert asking.result() == RankFailure(1, None)
 

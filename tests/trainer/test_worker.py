@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import pytest
 
 from prl.trainer import protocol
 from prl.trainer.ranks import RankFailure, Ranks
+from prl.wire import Channel
 from tests.trainer.cases import make_config
 
 
@@ -25,7 +27,7 @@ async def _worker(**variables: str) -> AsyncIterator[Process]:
         stderr=PIPE,
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield process
     finally:
         if process.returncode is None:
@@ -81,6 +83,46 @@ async def test_a_rank_leaves_when_the_controller_is_gone() -> None:
         assert ranks.pid(0) == process.pid
         ranks.close()
         assert await process.wait() == 1
+
+
+async def test_a_rank_in_a_collective_leaves_when_the_controller_is_gone() -> None:
+    """A rank that waits for a peer inside torch ends too, at once and not at torch's own deadline."""
+    pytest.importorskip("torch")
+    ranks = Ranks(2, "secret")
+    address = ranks.listen("127.0.0.1", 0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {**_variables(address), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    setup = protocol.Setup(config=make_config(Path("m"), trainer={"num_ranks": 2}), model="m", resume=None)
+    async with _worker(**variables) as process, asyncio.TaskGroup() as group:
+        absent = await _absent_peer(address)
+        assert await ranks.gather() is None
+        asking = group.create_task(ranks.ask([setup, setup]))
+        await _listens(port)  # rank 0 hosts the meeting of the ranks and waits there
+        ranks.close()
+        assert await process.wait() == 1
+        await asking
+        absent.close()
+
+
+async def _absent_peer(address: str) -> asyncio.StreamWriter:
+    """A rank 1 that says hello and nothing more."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    channel = Channel[protocol.FromController](reader, writer, protocol.FromController)
+    await channel.send(protocol.Hello(rank=1, world_size=2, pid=1, token="secret"))
+    return writer
+
+
+async def _listens(port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            return
 
 
 async def test_a_failing_set_up_is_a_reply_and_the_rank_stays_to_be_stopped() -> None:
