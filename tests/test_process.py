@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -353,6 +353,18 @@ async def test_a_worker_dies_with_its_parent(roll: Roll, platform: str) -> None:
     script = f"subprocess.Popen([sys.executable, '-c', {worker!r}]); present('parent'); wait_for_ever()"
     async with parent(roll, script) as process:
         await roll.present("parent", "worker")
+        process.kill()
+        await roll.gone("worker")
+
+
+@linux_only
+async def test_a_parents_death_takes_a_stopped_worker_along(roll: Roll) -> None:
+    """A worker that cannot watch, being stopped or busy in the kernel, is ended by the kernel."""
+    worker = Roll.PREAMBLE + WORKER.format(root=ROOT, platform=sys.platform)
+    script = f"subprocess.Popen([sys.executable, '-c', {worker!r}]); present('parent'); wait_for_ever()"
+    async with parent(roll, script) as process:
+        await roll.present("parent", "worker")
+        os.kill(roll.pids["worker"], signal.SIGSTOP)
         process.kill()
         await roll.gone("worker")
 
