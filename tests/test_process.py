@@ -187,8 +187,23 @@ async def test_a_command_that_does_not_exist(roll: Roll, log: Path) -> None:
         assert "cannot run no-such-command-of-prl: No such file or directory" in await started.ended()
 
 
+@pytest.fixture
+def _typed() -> Iterator[None]:
+    """Something to read on this process's standard input."""
+    reading, writing = os.pipe()
+    os.write(writing, b"typed in the terminal")
+    os.close(writing)
+    before = os.dup(0)
+    os.dup2(reading, 0)
+    yield
+    os.dup2(before, 0)
+    os.close(before)
+    os.close(reading)
+
+
+@pytest.mark.usefixtures("_typed")
 async def test_a_child_gets_its_environment_and_its_log(roll: Roll, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment is the parent's plus what is given; its log is appended to; standard input is empty."""
+    """The environment is the parent's plus what is given; its log is appended to; it reads nothing that is typed."""
     monkeypatch.setenv("PRL_TEST_PARENT", "inherited")
     script = "print(os.environ['ROLL'] != '', os.environ['PRL_TEST_PARENT'], repr(sys.stdin.read()))"
     for _ in range(2):
@@ -346,12 +361,16 @@ async def test_a_parents_death_takes_a_stopped_child_along(roll: Roll, log: Path
         await roll.gone("child")
 
 
+def parent_of_worker(platform: str = sys.platform) -> str:
+    """A script that starts a worker on a system of this name and waits."""
+    worker = Roll.PREAMBLE + WORKER.format(root=ROOT, platform=platform)
+    return f"subprocess.Popen([sys.executable, '-c', {worker!r}]); present('parent'); wait_for_ever()"
+
+
 @pytest.mark.parametrize("platform", [sys.platform, "elsewhere"])
 async def test_a_worker_dies_with_its_parent(roll: Roll, platform: str) -> None:
     """A worker of a child (torchrun's rank) is gone soon after its parent, with the kernel's help or not."""
-    worker = Roll.PREAMBLE + WORKER.format(root=ROOT, platform=platform)
-    script = f"subprocess.Popen([sys.executable, '-c', {worker!r}]); present('parent'); wait_for_ever()"
-    async with parent(roll, script) as process:
+    async with parent(roll, parent_of_worker(platform)) as process:
         await roll.present("parent", "worker")
         process.kill()
         await roll.gone("worker")
@@ -359,10 +378,8 @@ async def test_a_worker_dies_with_its_parent(roll: Roll, platform: str) -> None:
 
 @linux_only
 async def test_a_parents_death_takes_a_stopped_worker_along(roll: Roll) -> None:
-    """A worker that cannot watch, being stopped or busy in the kernel, is ended by the kernel."""
-    worker = Roll.PREAMBLE + WORKER.format(root=ROOT, platform=sys.platform)
-    script = f"subprocess.Popen([sys.executable, '-c', {worker!r}]); present('parent'); wait_for_ever()"
-    async with parent(roll, script) as process:
+    """A worker that cannot watch, being stopped or busy, is ended by the kernel."""
+    async with parent(roll, parent_of_worker()) as process:
         await roll.present("parent", "worker")
         os.kill(roll.pids["worker"], signal.SIGSTOP)
         process.kill()
