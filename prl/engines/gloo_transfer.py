@@ -31,8 +31,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from prl.errors import WeightSyncError
 from prl.process import die_with_parent
@@ -143,18 +145,30 @@ def load_weights(model: Any, model_config: Any, tensors: list[tuple[str, Tensor]
     """Replace all weights of a vLLM model by ``tensors`` (checkpoint names), in place.
 
     Raises:
-        WeightSyncError: a parameter of the model received nothing.
+        WeightSyncError: a parameter of the model received nothing, or a fused one not all of its parts.
     """
     expected = {name for name, _ in model.named_parameters()}
     initialize_layerwise_reload(model)
     try:
         loaded = model.load_weights(iter(tensors))
+        partial = [name for name, module in model.named_modules() if _is_partial(module)]
     finally:
         # Also after a failure: it takes the loaders' wrappers off again and drops what they had buffered.
         finalize_layerwise_reload(model, model_config)
-    if loaded is not None and (missing := sorted(expected - set(loaded))):
-        raise WeightSyncError(f"the update brings nothing for {len(missing)} parameters, such as {missing[0]}")
+    missing = partial + ([] if loaded is None else sorted(expected - set(loaded)))
+    if missing:
+        raise WeightSyncError(f"the update lacks tensors for {len(missing)} parameters, such as {missing[0]}")
     repack_tied_heads(model)
+
+
+def _is_partial(module: Any) -> bool:
+    """Whether a linear layer fused of several tensors received some of them only.
+
+    vLLM completes such a layer with memory that nothing was written to. Other modules may rightly stay short of their
+    size: an embedding is padded.
+    """
+    info = get_layerwise_info(module)
+    return isinstance(module, LinearBase) and info.can_load() and info.load_numel > 0
 
 
 def repack_tied_heads(model: Any) -> None:

@@ -153,12 +153,21 @@ class Core:
         self._closed = True
         await self._abandon_start()
         if self.llm is not None:
-            llm, self.llm = self.llm, None
-            stopped = self._in_thread(functools.partial(llm.shutdown, timeout=_SHUTDOWN_S))
-            await asyncio.wait([stopped], timeout=2 * _SHUTDOWN_S)
-            llm.shutdown = _nothing  # its destructor calls it again, as late as when the interpreter is half gone
+            await self._shut_down()
         self._signal(signal.SIGKILL)
         self._thread.shutdown(wait=False)
+
+    async def _shut_down(self) -> None:
+        llm, self.llm = self.llm, None
+        done, _ = await asyncio.wait(
+            [self._in_thread(functools.partial(llm.shutdown, timeout=_SHUTDOWN_S))], timeout=2 * _SHUTDOWN_S
+        )
+        llm.shutdown = _nothing  # its destructor calls it again, as late as when the interpreter is half gone
+        await asyncio.sleep(0)  # vLLM has asked this loop to close its sockets; then what they lived in can go too
+        sockets = llm.engine_core.resources.ctx
+        done |= (await asyncio.wait([self._in_thread(functools.partial(sockets.destroy, linger=0))], timeout=1.0))[0]
+        for call in done:
+            call.result()
 
     async def _abandon_start(self) -> None:
         """Wait for a start under way, killing its core as soon as there is one."""

@@ -1,0 +1,454 @@
+"""The vLLM engine, real, on tiny models: what it serves after an update, whose version a token has, how it ends.
+
+Three engines serve all tests of this module, for each takes long to start: two on one tied model, in one weight group
+with the test as the trainer, and one on a model with a head of its own and biases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+
+pytest.importorskip("vllm", reason="the vLLM engine needs vLLM")
+
+from prl.engines import vllm_core, vllm_stream
+from prl.engines.base import Decoding
+from prl.engines.vllm import VllmEngine
+from prl.errors import EngineDeadError, EngineError
+from tests.engines.contract import Stream
+from tests.engines.vllm_factory import (
+    FIRST_READABLE,
+    MAX_NUM_SEQS,
+    VOCAB_SIZE,
+    Trainer,
+    core_pid,
+    make_engine,
+    open_all,
+    perturb,
+    readable,
+    reference,
+    sample,
+    tiny_model,
+)
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(400)]
+DEADLINE_S = 60.0
+PROMPT = [5, 6, 7, 8]
+TEXT = list(range(20, 60))
+TOLERANCE = 1e-4
+LONG = 900
+
+
+class Fleet(NamedTuple):
+    """What the tests share."""
+
+    tied: Trainer
+    """Two engines: one streams every token, the other every fourth."""
+    untied: Trainer
+    folder: Path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    """All engines, started side by side."""
+    folder = tmp_path_factory.mktemp("vllm")
+    tied, untied = tiny_model(tied=True), tiny_model(tied=False)
+    tied.save_pretrained(folder / "tied")
+    untied.save_pretrained(folder / "untied")
+    environment = vllm_core.child_environment
+    with pytest.MonkeyPatch.context() as patch:
+        # So that the tests may send functions to the workers, and look at them.
+        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+        insecure = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+        patch.setattr(vllm_core, "child_environment", lambda *args, **kwargs: environment(*args, **kwargs) | insecure)
+        engines = [
+            make_engine(folder / "tied", folder, index=0),
+            make_engine(folder / "tied", folder, index=1, stream_interval=4),
+            make_engine(folder / "untied", folder, index=2),
+        ]
+        try:
+            await open_all(*engines)
+            pair, alone = await Trainer.connect(engines[:2], tied), await Trainer.connect(engines[2:], untied)
+            yield Fleet(pair, alone, folder)
+            pair.close()
+            alone.close()
+        finally:
+            async with asyncio.TaskGroup() as tasks:
+                for engine in engines:
+                    tasks.create_task(engine.close())
+
+
+def decoding(max_tokens: int, temperature: float = 1.0, stop_token_ids: list[int] | None = None) -> Decoding:
+    """How to sample."""
+    return Decoding(temperature=temperature, max_tokens=max_tokens, stop_token_ids=stop_token_ids or [])
+
+
+async def gap(trainer: Trainer, engine: VllmEngine) -> float:
+    """How far the engine's log-probabilities are from the trainer's model's."""
+    scores = torch.tensor(await engine.score(TEXT))
+    return float((scores - reference(trainer.model, TEXT)).abs().max())
+
+
+async def on_workers(engine: VllmEngine, function: Any) -> list[Any]:
+    """Call ``function(worker)`` in each worker process."""
+    answers: list[Any] = await engine._core.llm.collective_rpc(function)
+    return answers
+
+
+# The weights that are served -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tied", "parts"),
+    [
+        (True, ["embed_tokens"]),
+        (True, ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]),
+        (True, ["mlp"]),
+        (True, ["norm"]),
+        (False, ["embed_tokens"]),
+        (False, ["lm_head"]),
+        (False, ["self_attn"]),
+        (False, ["mlp"]),
+        (False, ["norm"]),
+        (False, ["bias"]),
+    ],
+    ids=lambda value: ("tied" if value else "untied") if isinstance(value, bool) else value[0],
+)
+async def test_each_group_of_parameters_arrives(fleet: Fleet, tied: bool, parts: list[str]) -> None:
+    """After a push that changes one group of parameters every engine computes with the changed ones."""
+    trainer = fleet.tied if tied else fleet.untied
+    perturb(trainer.model, *parts)
+    before = [await gap(trainer, engine) for engine in trainer.engines]
+    assert min(before) > 10 * TOLERANCE
+    await trainer.push()
+    after = [await gap(trainer, engine) for engine in trainer.engines]
+    assert max(after) < TOLERANCE
+
+
+def _forget_repacking(_worker: Any) -> None:
+    from prl.engines import gloo_transfer
+
+    gloo_transfer.kept_repack = gloo_transfer.repack_tied_heads
+    gloo_transfer.repack_tied_heads = lambda _model: None
+
+
+def _recall_repacking(_worker: Any) -> None:
+    from prl.engines import gloo_transfer
+
+    gloo_transfer.repack_tied_heads = gloo_transfer.kept_repack
+
+
+async def test_tied_head_is_stale_without_repacking(fleet: Fleet) -> None:
+    """What the re-packing is for: without it a push reports success and the tied head keeps the old weights."""
+    trainer = fleet.tied
+    for engine in trainer.engines:
+        await on_workers(engine, _forget_repacking)
+    perturb(trainer.model, "embed_tokens")
+    await trainer.push()
+    stale = [await gap(trainer, engine) for engine in trainer.engines]
+    for engine in trainer.engines:
+        await on_workers(engine, _recall_repacking)
+    await trainer.push()
+    whole = [await gap(trainer, engine) for engine in trainer.engines]
+    assert min(stale) > 10 * TOLERANCE
+    assert max(whole) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda tensors: tensors | {"model.surprise.weight": torch.ones(3)}, "surprise"),
+        (lambda tensors: {n: t for n, t in tensors.items() if n != "model.norm.weight"}, "model.norm.weight"),
+        (lambda tensors: {n: t for n, t in tensors.items() if "layers.1.self_attn.k_proj" not in n}, "qkv_proj"),
+        (lambda tensors: tensors | {"model.norm.weight": torch.full((64,), torch.nan)}, "not finite"),
+        (lambda tensors: tensors | {"model.norm.weight": torch.ones(63)}, ""),
+    ],
+    ids=["unknown", "missing", "half of a fused one", "nan", "shape"],
+)
+async def test_update_that_does_not_fit_is_refused_and_the_next_one_is_whole(
+    fleet: Fleet, spoil: Any, told: str
+) -> None:
+    """A bad update fails the load and says why; nothing is served until a good one, which leaves no trace of it."""
+    trainer = fleet.untied
+    (engine,) = trainer.engines
+    await engine.pause()
+    _, failure = await trainer.send(spoil(trainer.tensors()))
+    assert failure is not None
+    assert told in str(failure)
+    with pytest.raises(EngineError, match="serves nothing until a load succeeds"):
+        await sample(engine, PROMPT, decoding(1))
+    perturb(trainer.model, "")
+    await trainer.push()
+    assert await gap(trainer, engine) < TOLERANCE
+
+
+# The log-probabilities ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+async def test_sampled_logprobs_are_the_models(fleet: Fleet, temperature: float) -> None:
+    """A sampled token's log-probability is log_softmax(logits / T) of the weights served, before and after a push."""
+    for trainer in (fleet.tied, fleet.untied):
+        for _ in range(2):
+            for engine in trainer.engines:
+                stream = await sample(engine, PROMPT, decoding(40, temperature))
+                expected = reference(trainer.model, PROMPT + stream.token_ids, temperature)[len(PROMPT) - 1 :]
+                assert float((torch.tensor(stream.logprobs) - expected).abs().max()) < TOLERANCE
+            perturb(trainer.model, "")
+            await trainer.push()
+
+
+async def test_score_does_not_wait_for_streams(fleet: Fleet) -> None:
+    """A score is computed while as many streams as the engine runs, and more, are under way."""
+    engine = fleet.tied.engines[0]
+    streams = [Stream() for _ in range(2 * MAX_NUM_SEQS)]
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(consume(engine, PROMPT, LONG, stream)) for stream in streams]
+        await streams[0].has(1)
+        await engine.score(TEXT)
+        assert not any(task.done() for task in running)
+        for task in running:
+            task.cancel()
+
+
+# The versions ---------------------------------------------------------------------------------------------------------
+
+
+class SlowConsumer:
+    """Takes a chunk and does not look again until it is told to."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self.stream = Stream()
+        self._engine = engine
+        self._looks = asyncio.Semaphore(1)
+
+    async def consume(self) -> None:
+        """Until the stream ends."""
+        async with aclosing(self._engine.generate(PROMPT, decoding(LONG))) as chunks:
+            async for chunk in chunks:
+                self.stream.chunks.append(chunk)
+                await self._looks.acquire()
+
+    def look(self, times: int = 1) -> None:
+        """Take so many chunks more."""
+        for _ in range(times):
+            self._looks.release()
+
+
+async def consume(engine: VllmEngine, prompt: list[int], max_tokens: int, stream: Stream) -> None:
+    """One stream to its end, watched from outside."""
+    async with aclosing(engine.generate(prompt, decoding(max_tokens))) as chunks:
+        await stream.consume(chunks)
+
+
+async def test_every_token_has_the_version_that_sampled_it(fleet: Fleet) -> None:
+    """Each token says by itself which version sampled it, and is stamped so.
+
+    Over six pushes into running streams, with quick and slow consumers, on an engine that streams every token and one
+    that streams every fourth. The slow ones look at every second push only, so that versions pile up in one output.
+    """
+    trainer = fleet.tied
+    readable(trainer.model, 0)
+    first = await trainer.push()
+    quick = [(engine, Stream()) for engine in trainer.engines]
+    slow = [SlowConsumer(engine) for engine in trainer.engines]
+
+    async def pause_after(engine: VllmEngine, stream: Stream, num_tokens: int) -> None:
+        await stream.has(num_tokens)
+        await engine.pause()
+
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        for engine, stream in quick:
+            tasks.create_task(consume(engine, PROMPT, LONG, stream))
+        for consumer in slow:
+            tasks.create_task(consumer.consume())
+        for number in range(1, 7):
+            async with asyncio.TaskGroup() as pauses:
+                for engine, stream in quick:
+                    pauses.create_task(pause_after(engine, stream, number * 12))
+            readable(trainer.model, number)
+            await trainer.push()
+            for consumer in slow:
+                consumer.look(number % 2)
+        for consumer in slow:
+            consumer.look(LONG)
+    for stream in [stream for _, stream in quick] + [consumer.stream for consumer in slow]:
+        assert stream.versions == [first + token - FIRST_READABLE for token in stream.token_ids]
+        assert len(stream.token_ids) == LONG
+        assert sorted(set(stream.versions)) == list(range(first, first + 7))
+        assert [chunk.finish for chunk in stream.chunks] == [None] * (len(stream.chunks) - 1) + ["length"]
+
+
+async def test_versions_wait_for_the_end_where_vllm_keeps_no_notes(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without vLLM's running notes a stream comes whole at its end, with the versions of the last output's spans."""
+    trainer = fleet.tied
+    engine = trainer.engines[0]
+    readable(trainer.model, 0)
+    first = await trainer.push()
+    monkeypatch.setattr(vllm_stream.Stream, "starts", property(lambda _: None, lambda *_: None), raising=False)
+    stream = Stream()
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(consume(engine, PROMPT, LONG, stream))
+        await submitted(engine)
+        readable(trainer.model, 1)
+        await trainer.push()
+    assert stream.versions == [first + token - FIRST_READABLE for token in stream.token_ids]
+    assert len(stream.token_ids) == LONG
+    assert len(stream.chunks) == len(set(stream.versions)) <= 2
+
+
+async def submitted(engine: VllmEngine) -> None:
+    """Wait until vLLM has a request."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not any(stream.queue for stream in engine._streams):  # noqa: ASYNC110 -- a fact that nobody announces
+            await asyncio.sleep(0)
+
+
+async def test_request_that_sampled_nothing_is_computed_anew(fleet: Fleet) -> None:
+    """A request that reached vLLM right before a pause, with a prompt that is cached, reads no KV of an old version."""
+    trainer = fleet.tied
+    engine = trainer.engines[0]
+    trainer.model.load_state_dict(tiny_model(tied=True).state_dict())
+    version = await trainer.push()
+    prompt = [17 + number % 200 for number in range(300)]
+    await sample(engine, prompt, decoding(1))
+    stream = Stream()
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        # Paused behind the engine's back, so that vLLM takes the request and cannot begin.
+        await engine._core.llm.pause_generation(mode="keep", clear_cache=False)
+        tasks.create_task(consume(engine, prompt, 20, stream))
+        await submitted(engine)
+        perturb(trainer.model, "")
+        await trainer.push()
+    assert stream.versions == [version + 1] * 20
+    expected = reference(trainer.model, prompt + stream.token_ids)[len(prompt) - 1 :]
+    assert float((torch.tensor(stream.logprobs) - expected).abs().max()) < TOLERANCE
+
+
+async def test_new_request_reads_no_older_prefix_cache(fleet: Fleet) -> None:
+    """A prompt that an older version has cached is computed anew after a push, and is cached again for the next."""
+    trainer = fleet.tied
+    engine = trainer.engines[0]
+    prompt = [30 + number % 100 for number in range(300)]
+    for _ in range(2):
+        await sample(engine, prompt, decoding(1))
+        perturb(trainer.model, "")
+        await trainer.push()
+        for _ in range(2):
+            stream = await sample(engine, prompt, decoding(20))
+            expected = reference(trainer.model, prompt + stream.token_ids)[len(prompt) - 1 :]
+            assert float((torch.tensor(stream.logprobs) - expected).abs().max()) < TOLERANCE
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+
+async def test_only_the_given_stop_tokens_stop(fleet: Fleet) -> None:
+    """A stream ends at a stop token and keeps it; the model's own end token, if not among them, does not stop it."""
+    trainer = fleet.untied
+    (engine,) = trainer.engines
+    readable(trainer.model, 0)
+    await trainer.push()
+    stopped = await sample(engine, PROMPT, decoding(8, stop_token_ids=[3, FIRST_READABLE]))
+    assert stopped.token_ids == [FIRST_READABLE]
+    assert stopped.chunks[-1].finish == "stop"
+    trainer.model.get_output_embeddings().weight.data[FIRST_READABLE, 0] = 0.1
+    trainer.model.get_output_embeddings().weight.data[trainer.model.config.eos_token_id, 0] = 4
+    await trainer.push()
+    ends = await sample(engine, PROMPT, decoding(8))
+    assert ends.token_ids == [trainer.model.config.eos_token_id] * 8
+    assert ends.chunks[-1].finish == "length"
+
+
+async def test_context_bounds_a_stream(fleet: Fleet) -> None:
+    """A stream ends with ``length`` where the context does; a prompt that leaves no room is refused."""
+    (engine,) = fleet.untied.engines
+    stream = await sample(engine, [7] * 1020, decoding(50))
+    assert len(stream.token_ids) == 4
+    assert stream.chunks[-1].finish == "length"
+    with pytest.raises(EngineError, match="1024 tokens leaves no room"):
+        await sample(engine, [7] * 1024, decoding(1))
+
+
+@pytest.mark.parametrize("prompt", [[], [VOCAB_SIZE], [-1]])
+async def test_tokens_that_the_model_does_not_know_are_refused(fleet: Fleet, prompt: list[int]) -> None:
+    """An empty prompt, or an id outside the vocabulary, is one request's error and not the end of the core."""
+    (engine,) = fleet.untied.engines
+    with pytest.raises(EngineError, match="token"):
+        await sample(engine, prompt, decoding(1))
+    with pytest.raises(EngineError, match="token"):
+        await engine.score(prompt)
+    assert len((await sample(engine, PROMPT, decoding(3))).token_ids) == 3
+
+
+def _num_requests(worker: Any) -> int:
+    return len(worker.model_runner.requests)
+
+
+async def test_closed_streams_leave_the_workers(fleet: Fleet) -> None:
+    """Streams that are closed early, or whose consumer is cancelled while it submits, are not computed any further."""
+    (engine,) = fleet.untied.engines
+    for _ in range(MAX_NUM_SEQS):
+        async with aclosing(engine.generate(PROMPT, decoding(LONG))) as chunks:
+            await anext(chunks)
+    for num_steps in range(MAX_NUM_SEQS):
+        task = asyncio.ensure_future(sample(engine, PROMPT, decoding(LONG)))
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert engine.statistics().running == 0
+    assert engine._core.llm.output_processor.get_num_unfinished_requests() == 0
+    await sample(engine, PROMPT, decoding(2))  # a step in which the workers forget what has ended
+    assert await on_workers(engine, _num_requests) <= [1]
+
+
+# Processes ------------------------------------------------------------------------------------------------------------
+
+
+async def test_output_of_the_processes_is_in_the_log(fleet: Fleet) -> None:
+    """What the core and its worker print stands in the engine's log; each leads, or is in, the core's group."""
+    for index, engine in enumerate([*fleet.tied.engines, *fleet.untied.engines]):
+        text = (fleet.folder / f"engine-{index}.log").read_text()
+        assert "EngineCore" in text
+        assert "Worker" in text
+        core = psutil.Process(core_pid(engine))
+        assert {os.getpgid(process.pid) for process in [core, *core.children(recursive=True)]} == {core.pid}
+
+
+async def test_killed_core_ends_its_streams_and_no_other(fleet: Fleet) -> None:
+    """SIGKILL of a core: its open stream raises with the log's last lines, nothing of it is left, the other serves."""
+    killed, other = fleet.tied.engines[1], fleet.tied.engines[0]
+    core = psutil.Process(core_pid(killed))
+    family = [core, *core.children(recursive=True)]
+    stream = Stream()
+
+    async def consume_until_killed() -> None:
+        with pytest.raises(EngineDeadError, match=r"last lines of .*engine-1\.log"):
+            await consume(killed, PROMPT, LONG, stream)
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(consume_until_killed())
+        await stream.has(1)
+        await killed.pause()  # so that the stream is open for sure
+        core.send_signal(signal.SIGKILL)
+        assert "engine-1" in await killed.failed()
+    assert killed.statistics().dead
+    assert psutil.wait_procs(family, timeout=10)[1] == []
+    assert len((await sample(other, PROMPT, decoding(5))).token_ids) == 5
+    with pytest.raises(EngineDeadError):
+        await killed.resume()
