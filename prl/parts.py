@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
+from prl.advantage import ADVANTAGES
+from prl.batch import make_batch
+from prl.buffer import Buffer
 from prl.config import Config
-from prl.engines.base import Engine
+from prl.controller import Pacing
+from prl.engines.base import Decoding, Engine
 from prl.errors import ConfigError, MissingExtraError
 from prl.trainer.base import Trainer
+from prl.types import Batch, Group
+
+EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
+"""Largest difference of a log-probability between engine and trainer: both in float32, or not."""
 
 EngineKind = Literal["vllm", "transformers", "simulated"]
 
@@ -89,3 +99,63 @@ def _cuda(config: Config) -> bool:
     if config.trainer.device == "cuda" and not found:
         raise ConfigError('trainer.device = "cuda", but torch finds no CUDA device; use "cpu" or "auto"')
     return found
+
+
+def tolerance_of(config: Config) -> float:
+    """What ``[weights]`` accepts as agreement between an engine and the trainer."""
+    exact = config.engine.dtype == config.trainer.dtype == "float32"
+    return config.weights.verify_tolerance or (EXACT_TOLERANCE if exact else ROUNDED_TOLERANCE)
+
+
+def make_buffer(config: Config) -> Buffer:
+    """The slots that ``[pipeline]`` asks for; ``buffer.py`` says what follows from their number and order."""
+    pipeline, engine = config.pipeline, config.engine
+    if pipeline.mode == "conventional":
+        return Buffer(pipeline.groups_per_step * pipeline.steps_per_round)
+    if pipeline.max_lag is not None:
+        return Buffer(pipeline.groups_per_step * (pipeline.max_lag + 1))
+    in_flight = -(-engine.count * engine.max_num_seqs // pipeline.group_size)
+    return Buffer(in_flight + pipeline.groups_per_step, order="completion")
+
+
+def make_pacing(config: Config) -> Pacing:
+    """How generation and training take turns, as ``[pipeline]`` says."""
+    pipeline = config.pipeline
+    return Pacing(
+        groups_per_step=pipeline.groups_per_step,
+        steps_per_round=pipeline.steps_per_round if pipeline.mode == "conventional" else 1,
+        max_consecutive_drops=pipeline.max_consecutive_drops,
+        stall_timeout_s=config.run.stall_timeout_s,
+    )
+
+
+def make_decoding(config: Config, stop_token_ids: list[int], temperature: float) -> Decoding:
+    """How a stream is sampled, for training or (with a temperature of its own) for evaluation."""
+    return Decoding(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_token_ids=stop_token_ids)
+
+
+def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]]:
+    """How groups become a batch, outside the event loop: a large one takes longer than the loop may stand still."""
+
+    async def make(step: int, groups: list[Group]) -> Batch:
+        return await asyncio.to_thread(
+            make_batch,
+            step,
+            groups,
+            advantage=ADVANTAGES[config.advantage.name],
+            num_ranks=config.trainer.num_ranks,
+            max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
+        )
+
+    return make
+
+
+def describe(config: Config) -> str:
+    """What is started, in a few words, and why this kind of engine."""
+    kind, why = engine_kind(config)
+    engines, ranks = _count(config.engine.count, f"{kind} engine"), _count(config.trainer.num_ranks, "trainer rank")
+    return f"{engines} ({why}) and {ranks}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -21,13 +21,9 @@ from typing import Self
 import msgspec
 
 from prl import parts
-from prl.advantage import ADVANTAGES
-from prl.batch import make_batch
-from prl.buffer import Buffer
 from prl.check import cross_check
 from prl.config import Config
-from prl.controller import Controller, Pacing
-from prl.engines.base import Decoding
+from prl.controller import Controller
 from prl.engines.pool import EnginePool
 from prl.errors import PrlError
 from prl.evaluate import Evaluation, evaluate
@@ -45,11 +41,9 @@ from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
 from prl.trainer.base import TrainerReady
-from prl.types import Batch, Group
 
 LOOPBACK = "127.0.0.1"
 PROBE_TOKENS = 64
-EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
 
 log = get_logger(__name__)
 
@@ -86,7 +80,7 @@ class Pipeline:
         self.evaluation: Evaluation | None = None
         """The latest evaluation."""
         self._resume, self._on_stage, self._console = resume, on_stage, console
-        self._folder = RunFolder(self.run_dir)
+        self._folder = RunFolder(self.run_dir, samples_every=config.run.samples_every)
         self._failure = FirstFailure()
         self._totals = Totals()
         self._stack = AsyncExitStack()
@@ -141,9 +135,7 @@ class Pipeline:
         self._pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
         self._trainer = parts.make_trainer(config, self._model, self.run_dir, resume)
         self._stack.push_async_callback(self._close_processes)
-        kind, why = parts.engine_kind(config)
-        ranks = config.trainer.num_ranks
-        self._on_stage(f"starting {_count(len(engines), f'{kind} engine')} ({why}) and {_count(ranks, 'trainer rank')}")
+        self._on_stage(f"starting {parts.describe(config)}")
         try:
             opened = await together({}, "start", trainer=self._trainer.open, engines=self._pool.open)
             self._on_stage("joining engines and trainer")
@@ -162,26 +154,23 @@ class Pipeline:
     def _wire(self, ready: TrainerReady) -> Controller:
         """Put the parts together."""
         config = self.config
-        pipeline, trainer = config.pipeline, config.trainer
         self._rollout = Rollout(
             self._pool,
             self._scorer.score,
             self._tokenizer.decode,
-            decoding=self._decoding(config.sampling.temperature),
-            group_size=pipeline.group_size,
-            timeout_s=pipeline.rollout_timeout_s,
+            decoding=parts.make_decoding(config, self._tokenizer.stop_token_ids, config.sampling.temperature),
+            group_size=config.pipeline.group_size,
+            timeout_s=config.pipeline.rollout_timeout_s,
             failure=self._failure,
             seed=config.seed if config.sampling.seeded else None,
         )
-        exact = config.engine.dtype == trainer.dtype == "float32"
-        default_tolerance = EXACT_TOLERANCE if exact else ROUNDED_TOLERANCE
         self._sync = WeightSync(
             self._trainer,
             self._pool,
             transport=self._transport,
             manifest=self._manifest,
             probe=self._probe(),
-            tolerance=config.weights.verify_tolerance or default_tolerance,
+            tolerance=parts.tolerance_of(config),
             timeout_s=config.weights.timeout_s,
             verify_every=config.weights.verify_every,
         )
@@ -190,15 +179,10 @@ class Pipeline:
             engines=self._pool,
             trainer=self._trainer,
             rollout=self._rollout,
-            buffer=make_buffer(config),
-            make_batch=self._make_batch,
+            buffer=parts.make_buffer(config),
+            make_batch=parts.batch_maker(config),
             sync=self._sync,
-            pacing=Pacing(
-                groups_per_step=pipeline.groups_per_step,
-                steps_per_round=pipeline.steps_per_round if pipeline.mode == "conventional" else 1,
-                max_consecutive_drops=pipeline.max_consecutive_drops,
-                stall_timeout_s=config.run.stall_timeout_s,
-            ),
+            pacing=parts.make_pacing(config),
             failure=self._failure,
             first_step=ready.step,
         )
@@ -209,23 +193,6 @@ class Pipeline:
         prompt = self._source.next()
         self._source.seek(cursor)
         return prompt.token_ids[:PROBE_TOKENS]
-
-    def _decoding(self, temperature: float) -> Decoding:
-        return Decoding(
-            temperature=temperature,
-            max_tokens=self.config.sampling.max_tokens,
-            stop_token_ids=self._tokenizer.stop_token_ids,
-        )
-
-    async def _make_batch(self, step: int, groups: list[Group]) -> Batch:
-        return await asyncio.to_thread(
-            make_batch,
-            step,
-            groups,
-            advantage=ADVANTAGES[self.config.advantage.name],
-            num_ranks=self.config.trainer.num_ranks,
-            max_tokens_per_microbatch=self.config.trainer.max_tokens_per_microbatch,
-        )
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -248,7 +215,7 @@ class Pipeline:
         """
         step = await self._entered.step()
         self._totals.add(step.report, step.num_versions_max)
-        await asyncio.to_thread(self._record, step.report, step.groups)
+        await asyncio.to_thread(self._folder.record, step.report, step.groups)
         run = self.config.run
         with self._failure.interrupts():
             if self.config.eval.every and self.step_number % self.config.eval.every == 0:
@@ -265,7 +232,7 @@ class Pipeline:
             self._source.held_out(config.eval.num_samples),
             self._rollout.sample,
             self._scorer.score,
-            decoding=self._decoding(config.eval.temperature),
+            decoding=parts.make_decoding(config, self._tokenizer.stop_token_ids, config.eval.temperature),
             version=self._sync.version,
             concurrency=config.engine.count * config.engine.max_num_seqs,
             timeout_s=config.eval.timeout_s,
@@ -280,12 +247,6 @@ class Pipeline:
         state = {"controller": self._entered.state(), "totals": self._totals}
         await self._trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))
-
-    def _record(self, report: StepReport, groups: list[Group]) -> None:
-        self._folder.write_metrics(report)
-        every = self.config.run.samples_every
-        if every and report.step % every == 0:
-            self._folder.write_samples(report.step, groups)
 
     # ---- leaving -----------------------------------------------------------------------------------------------------
 
@@ -346,18 +307,3 @@ class Pipeline:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._trainer.close())
             group.create_task(self._pool.close())
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def make_buffer(config: Config) -> Buffer:
-    """The slots that ``[pipeline]`` asks for; ``buffer.py`` says what follows from their number and order."""
-    pipeline, engine = config.pipeline, config.engine
-    if pipeline.mode == "conventional":
-        return Buffer(pipeline.groups_per_step * pipeline.steps_per_round)
-    if pipeline.max_lag is not None:
-        return Buffer(pipeline.groups_per_step * (pipeline.max_lag + 1))
-    in_flight = -(-engine.count * engine.max_num_seqs // pipeline.group_size)
-    return Buffer(in_flight + pipeline.groups_per_step, order="completion")

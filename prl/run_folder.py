@@ -134,8 +134,8 @@ def choose(name: str, run_dir: Path | None, *, resume: bool) -> Path:
 class RunFolder:
     """Writes the files of one run. Blocking; the pipeline calls it in a thread."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, samples_every: int = 1) -> None:
+        self.path, self._samples_every = path, samples_every
 
     def open(self, config_toml: str, first_step: int) -> None:
         """Make the folder, write the configuration, and cut the lines of steps after ``first_step``."""
@@ -143,6 +143,12 @@ class RunFolder:
         (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
         for name in ("metrics.jsonl", "samples.jsonl"):
             _keep_steps(self.path / name, first_step)
+
+    def record(self, report: StepReport, groups: Sequence[Group]) -> None:
+        """Append one step, and its samples where they are due."""
+        self.write_metrics(report)
+        if self._samples_every and report.step % self._samples_every == 0:
+            self.write_samples(report.step, groups)
 
     def write_metrics(self, report: StepReport) -> None:
         """Append one step."""
