@@ -31,7 +31,7 @@ from prl.trainer import checkpoint, shards
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.export import export
 from prl.trainer.loss import LossTerms, policy_loss
-from prl.trainer.microbatch import pack, whole
+from prl.trainer.microbatch import pack, scored
 from prl.trainer.model import check_policy, load_policy, parameters_of
 from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tensors
 from prl.trainer.publish import Publisher
@@ -105,7 +105,7 @@ class Learner:
         """Log-probability at temperature 1 of each token after the first (length L - 1)."""
         if len(token_ids) < 2:  # noqa: PLR2004 -- one token predicts nothing
             return []
-        scores: list[float] = self.policy.score(whole(token_ids, self._device), 1.0).tolist()
+        scores: list[float] = self.policy.score(pack([scored(token_ids)], self._device), 1.0).tolist()
         return scores
 
     def connect(self, group: WeightGroup) -> None:
@@ -132,7 +132,7 @@ class Learner:
         dist.destroy_process_group()
 
     def _backward(self, samples: list[Sample], num_sequences: int) -> LossTerms:
-        batch = pack(samples, self._device)
+        batch = pack(samples, self._device, single_row=self.policy.single_row)
         logprobs_N, entropy_N = self.policy(batch, self._config.sampling.temperature)
         loss, terms = policy_loss(
             logprobs_N,

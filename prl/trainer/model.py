@@ -13,8 +13,8 @@ Invariants:
   without a cache; ``check_policy`` proves it at the start on the model at hand.
 - Dropout is off: with it the trainer's distribution would not be the engine's.
 
-Packed rows cost a boolean attention mask of L x L bytes a micro-batch with ``sdpa`` (16 MiB at 4096 tokens, 1 GiB at
-32768); ``flash_attention_2`` needs none, and is taken where it is installed and can be used.
+With ``sdpa``, rows that hold several samples cost a boolean attention mask of R x L x L bytes a micro-batch (tokens
+times the longest sample); ``flash_attention_2`` needs none, and is taken where it is installed and can be used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from prl.errors import TrainerError
-from prl.trainer.microbatch import MicroBatch, whole
+from prl.trainer.microbatch import MicroBatch, pack, scored
 
 MAX_LOGITS = 1 << 25
 """Most logits that exist at once: 128 MiB in float32, a few times over while a piece is worked on."""
@@ -45,6 +45,8 @@ class Policy(nn.Module):
     def __init__(self, lm: Any) -> None:
         super().__init__()
         self.lm = lm
+        self.single_row = lm.config._attn_implementation == "flash_attention_2"  # noqa: SLF001 -- no public name
+        """How micro-batches are best laid out for this model's attention: see ``microbatch``."""
         self.tensors: dict[str, Tensor] = {}
         """Every tensor of a checkpoint by its canonical name: sharded parameters, then persistent buffers."""
 
@@ -54,10 +56,10 @@ class Policy(nn.Module):
         Both are of log_softmax(logits / temperature). ``direct`` takes the logits from the model's own forward pass
         instead of the piecewise head: the reference of ``check_policy``.
         """
-        row = {"input_ids": batch.token_ids_1L, "position_ids": batch.positions_1L, "use_cache": False}
+        rows = {"input_ids": batch.token_ids_RL, "position_ids": batch.positions_RL, "use_cache": False}
         if direct:
-            return _judge(self.lm(**row).logits[0][batch.at_N], batch.targets_N, temperature)
-        hidden_ND = self.lm.base_model(**row).last_hidden_state[0][batch.at_N]
+            return _judge(self.lm(**rows).logits.flatten(0, 1)[batch.at_N], batch.targets_N, temperature)
+        hidden_ND = self.lm.base_model(**rows).last_hidden_state.flatten(0, 1)[batch.at_N]
         size = max(1, MAX_LOGITS // self.lm.config.vocab_size)
         pieces = [
             checkpoint(self._head, hidden, targets, temperature, use_reentrant=False)
@@ -122,15 +124,10 @@ def check_policy(policy: Policy, device: torch.device, dtype: torch.dtype) -> No
     from the same sequence alone through the model's own forward pass.
     """
     vocabulary = policy.lm.config.vocab_size
-    parts = [whole([(7 * t + start) % vocabulary for t in range(6)], device) for start in (1, 3)]
-    length = parts[0].token_ids_1L.shape[1]
-    first, second = parts
-    second_at = second._replace(at_N=second.at_N + length)
-    packed = MicroBatch(
-        *(torch.cat(pair, dim=-1) for pair in zip(first, second_at, strict=True)),
-    )
-    alone = torch.cat([policy.score(part, 1.0, direct=True) for part in parts])
-    gap = (policy.score(packed, 1.0) - alone).abs().max().item()
+    parts = [scored([(7 * t + start) % vocabulary for t in range(6)]) for start in (1, 3)]
+    together = policy.score(pack(parts, device, single_row=True), 1.0)
+    alone = torch.cat([policy.score(pack([part], device), 1.0, direct=True) for part in parts])
+    gap = (together - alone).abs().max().item()
     tolerance = 1e-3 if dtype == torch.float32 else 0.25
     if not gap <= tolerance:
         raise TrainerError(

@@ -20,12 +20,13 @@ from safetensors.torch import load_file  # noqa: E402 -- after the check for tor
 
 from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
 from prl.trainer.learner import Learner  # noqa: E402
+from prl.trainer.microbatch import pack, scored  # noqa: E402
 from prl.types import Sample, WeightUpdate  # noqa: E402
 from tests.trainer import rank_session  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 CPU = torch.device("cpu")
-SAMPLES = random_samples(1, 5)
+SAMPLES = random_samples(1, 9)
 
 
 @pytest.fixture(scope="module")
@@ -133,9 +134,7 @@ def test_on_policy_the_ratio_is_one(models: dict[str, Path], temperature: float)
     config = make_config(models["tied"], sampling={"temperature": temperature})
     learner = Learner(config, str(models["tied"]), None, CPU)
     token_ids = [5, 9, 3, 22, 41, 8]
-    from prl.trainer.microbatch import whole
-
-    logprobs = learner.policy.score(whole(token_ids, CPU), temperature).tolist()
+    logprobs = learner.policy.score(pack([scored(token_ids)], CPU), temperature).tolist()
     own = msgspec.structs.replace(sample(token_ids, 1, 0.5), logprobs=[0.0, *logprobs])
     report = learner.train(0, [[own]], 1)
     assert report.ess == pytest.approx(1.0, abs=1e-6)
@@ -194,7 +193,7 @@ def test_a_non_finite_advantage_skips_the_step(models: dict[str, Path], bad: flo
     """NaN or infinity in the data leaves weights and moments, is reported, and advances step and schedule."""
     learner = Learner(make_config(models["tied"]), str(models["tied"]), None, CPU)
     before = rank_session.whole(learner._checkpointed(), "")
-    skipped = learner.train(0, [[*SAMPLES, sample([4, 5, 6], 1, bad)]], 6)
+    skipped = learner.train(0, [[*SAMPLES, sample([4, 5, 6], 1, bad)]], 10)
     after = rank_session.whole(learner._checkpointed(), "")
     assert skipped.skipped
     assert all(torch.equal(before[name], after[name]) for name in before)

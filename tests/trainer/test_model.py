@@ -52,13 +52,15 @@ def _reference(lm: Any, temperature: float) -> tuple[list[float], list[float]]:
 def test_packed_padded_and_one_by_one_agree(
     models: dict[str, Path], kind: str, attention: str, temperature: float
 ) -> None:
-    """A packed row, a padded batch and single sequences have the same log-probabilities and entropies to 1e-5."""
+    """Packed rows, one row, a padded batch and single sequences have the same log-probabilities to 1e-5."""
     lm = _plain(models[kind], attention)
     policy = Policy(lm)
+    one_row = policy(pack(SAMPLES, CPU, single_row=True), temperature)[0].tolist()
     packed_logprobs, packed_entropy = (part.tolist() for part in policy(pack(SAMPLES, CPU), temperature))
     single = [value for each in SAMPLES for value in policy(pack([each], CPU), temperature)[0].tolist()]
     logprobs, entropy = _reference(lm, temperature)
     assert packed_logprobs == pytest.approx(logprobs, abs=1e-5)
+    assert one_row == pytest.approx(logprobs, abs=1e-5)
     assert single == pytest.approx(logprobs, abs=1e-5)
     assert packed_entropy == pytest.approx(entropy, abs=1e-5)
 
