@@ -1,25 +1,11 @@
-"""Small values for tests, and a way to run a test in virtual time."""
+"""Small values for tests."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Literal, ParamSpec
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from prl import virtual_time
 from prl.types import Completion, Group, Prompt, Score
-
-P = ParamSpec("P")
-
-
-def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Run an async test on a loop of its own where waiting takes no time and a hang is a DeadlockError."""
-
-    @functools.wraps(test)
-    def in_loop(*args: P.args, **kwargs: P.kwargs) -> None:
-        virtual_time.run(test(*args, **kwargs))
-
-    return in_loop
 
 
 def make_prompt(number: int = 0, *, num_tokens: int = 2, **fields: Any) -> Prompt:

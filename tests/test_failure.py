@@ -15,7 +15,7 @@ import pytest
 
 from prl.errors import PrlError
 from prl.failure import FirstFailure, SideError, being_cancelled, failures_to, raise_as_it_was, running, together
-from tests.factories import in_virtual_time
+from tests.virtual import in_virtual_time
 
 
 async def for_ever(started: asyncio.Event | None = None) -> None:

@@ -19,7 +19,8 @@ from prl.failure import together
 from prl.simulation import MANIFEST, CallFault
 from prl.sync import WeightSync
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
-from tests.factories import in_virtual_time, make_group
+from tests.factories import make_group
+from tests.virtual import in_virtual_time
 
 TIMEOUT_S = 60.0
 TOLERANCE = 1e-3
