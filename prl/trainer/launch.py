@@ -4,21 +4,30 @@ Invariants:
 
 - Where to connect and the run's token travel in the environment, never in an argument list that others can read.
 - A run takes a free port for torchrun's own meeting, on loopback, so two runs on one host cannot collide.
+- Each rank has a log of its own, so that what a dead rank said last is not buried under its peers' complaints;
+  torchrun's own log is only read for how a rank ended.
 - A rank that ends is never restarted by torchrun: half a step cannot be taken up again, and the controller must know.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import signal
 import sys
+from pathlib import Path
 
 from prl.config import Config
 from prl.errors import ConfigError
+from prl.process import tail
 
 ADDRESS = "PRL_TRAINER_ADDRESS"
+LOGS = "PRL_TRAINER_LOGS"
 TOKEN = "PRL_TOKEN"  # noqa: S105 -- the name of a variable
 _WORKER = "prl.trainer.worker"
+_REPORT = re.compile(r"^.*torch/distributed/elastic/.* failed \(exitcode: (-?\d+)\).*\(pid: (\d+)\)", re.MULTILINE)
+_NUM_LINES = 100
 
 
 def split_address(listen: str) -> tuple[str, int]:
@@ -51,7 +60,12 @@ def torchrun_command(num_ranks: int) -> list[str]:
     return [*launcher, *options, "-m", _WORKER]
 
 
-def environment(config: Config, address: str, token: str) -> dict[str, str]:
+def rank_log(logs: Path, rank: int) -> Path:
+    """Where a rank of the torchrun child writes what it prints."""
+    return logs / f"trainer-rank-{rank}.log"
+
+
+def environment(config: Config, address: str, token: str, logs: Path) -> dict[str, str]:
     """What the torchrun child has in its environment on top of this process's.
 
     Threads: without a choice of the user's, each rank gets its share of the cores with every engine counted as one
@@ -62,6 +76,7 @@ def environment(config: Config, address: str, token: str) -> dict[str, str]:
     return {
         ADDRESS: address,
         TOKEN: token,
+        LOGS: str(logs.absolute()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
     }
@@ -70,3 +85,11 @@ def environment(config: Config, address: str, token: str) -> dict[str, str]:
 def by_hand(config: Config, address: str) -> str:
     """The command that a person runs for ``trainer.launch = "external"``; add torchrun's own options for many hosts."""
     return f"{ADDRESS}={address} {TOKEN}=... torchrun --nproc-per-node {config.trainer.num_ranks} -m {_WORKER}"
+
+
+def how_it_ended(log: Path, pid: int) -> str | None:
+    """How torchrun says that the rank with this pid ended, such as ``was killed by SIGKILL``; None: it does not say."""
+    for code, reported in _REPORT.findall(tail(log, _NUM_LINES)):
+        if int(reported) == pid:
+            return f"was killed by {signal.Signals(-int(code)).name}" if int(code) < 0 else f"exited with {code}"
+    return None

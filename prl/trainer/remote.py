@@ -34,7 +34,6 @@ R = TypeVar("R", protocol.Ready, protocol.Trained, protocol.Scored, protocol.Don
 
 _GRACE_S = 5.0
 _REPORT_S = 2.0
-_LOG_LINES = 40
 
 _log = get_logger(__name__)
 
@@ -45,7 +44,7 @@ class FsdpTrainer:
     Args:
         config: the whole configuration; the ranks get it over the wire.
         model: a folder, or a hub name.
-        run_dir: where ``logs/trainer.log`` is written.
+        run_dir: where ``logs/trainer.log`` (torchrun) and ``logs/trainer-rank-N.log`` are written.
         resume: a complete checkpoint's folder, or None for a fresh start.
     """
 
@@ -53,7 +52,8 @@ class FsdpTrainer:
         if config.trainer.dtype == "float16":
             raise ConfigError("trainer.dtype = 'float16' would need loss scaling; use bfloat16 or float32")
         self._config, self._model, self._resume = config, model, resume
-        self._log_file = run_dir / "logs" / "trainer.log"
+        self._logs = run_dir / "logs"
+        self._torchrun_log = self._logs / "trainer.log"
         self._address = launch.split_address(config.trainer.listen)
         self._ranks = Ranks(config.trainer.num_ranks, launch.make_token(config))
         self._child: Child | None = None
@@ -160,8 +160,8 @@ class FsdpTrainer:
             async with asyncio.timeout(timeout_s):
                 if trainer.launch == "torchrun":
                     command = launch.torchrun_command(trainer.num_ranks)
-                    environment = launch.environment(self._config, address, self._ranks.token)
-                    self._child = await Child.start("the trainer", command, self._log_file, environment)
+                    environment = launch.environment(self._config, address, self._ranks.token, self._logs)
+                    self._child = await Child.start("the trainer", command, self._torchrun_log, environment)
                     problem = await _first(self._ranks.gather(), self._child.ended())
                 else:
                     _log.warning("waiting for the trainer's ranks", command=launch.by_hand(self._config, address))
@@ -238,16 +238,20 @@ class FsdpTrainer:
         if failure.failed is not None:
             details = f"\n{failure.failed.traceback}" if failure.failed.traceback else ""
             return f"{name} failed {when}: {failure.failed.error}{details}"
+        how = None
         if self._child is not None:
             with contextlib.suppress(TimeoutError):  # torchrun writes how the rank ended, and ends
                 async with asyncio.timeout(_REPORT_S):
                     await self._child.ended()
-        return f"{name} died {when}{self._last_lines()}"
+            how = launch.how_it_ended(self._torchrun_log, self._ranks.pid(failure.rank))
+        return f"{name} {how or 'died'} {when}{self._last_lines(failure.rank)}"
 
-    def _last_lines(self) -> str:
+    def _last_lines(self, rank: int | None = None) -> str:
+        """The end of a rank's log, or of torchrun's."""
         if self._child is None:
             return "; look at the output of the torchrun that you started"
-        return f"; last lines of {self._log_file}:\n{tail(self._log_file, _LOG_LINES)}"
+        log = self._torchrun_log if rank is None else launch.rank_log(self._logs, rank)
+        return f"; last lines of {log}:\n{tail(log)}"
 
 
 async def _first(one: Any, other: Any) -> Any:

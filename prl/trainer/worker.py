@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _CONNECT_TIMEOUT_S = 30.0
 _WATCH_INTERVAL_S = 0.5
+_NUM_FRAMES = 5
 
 
 def main() -> int:
@@ -45,6 +46,8 @@ def main() -> int:
     except KeyError as error:
         print(f"{error} is not set; start the ranks with:\n  {_HOW}", file=sys.stderr)  # noqa: T201 -- the log
         return 2
+    if logs := os.environ.get(launch.LOGS):
+        _log_to(launch.rank_log(Path(logs), rank))
     try:
         connection = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
     except OSError as error:
@@ -63,6 +66,13 @@ def main() -> int:
 
 
 _HOW = f"{launch.ADDRESS}=host:port {launch.TOKEN}=... torchrun --nproc-per-node N -m prl.trainer.worker"
+
+
+def _log_to(path: Path) -> None:
+    """Append what this process prints to a log of its own, native code included."""
+    with path.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
 
 
 def _serve(channel: BlockingChannel[protocol.FromController], setup: protocol.Setup) -> int:
@@ -87,8 +97,11 @@ def _serve(channel: BlockingChannel[protocol.FromController], setup: protocol.Se
 
 
 def _load(setup: protocol.Setup) -> Learner:
-    from prl.trainer.learner import Learner, join_ranks  # noqa: PLC0415 -- torch and transformers, after the hello
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415 -- heavy: after the hello
 
+    from prl.trainer.learner import Learner, join_ranks  # noqa: PLC0415 -- the same
+
+    transformers_logging.disable_progress_bar()  # the log is read by people, after a failure
     device = join_ranks(setup.config, int(os.environ.get("LOCAL_RANK", "0")))
     resume = None if setup.resume is None else Path(setup.resume)
     return Learner(setup.config, setup.model, resume, device)
@@ -114,8 +127,10 @@ def _answer(learner: Learner, command: protocol.FromController) -> protocol.Repl
 
 
 def _failed(error: Exception) -> protocol.Failed:
+    """The reply for ``error``; the log gets its whole traceback, the controller the end of it."""
     traceback.print_exception(error)
-    text = "" if isinstance(error, PrlError) else "".join(traceback.format_exception(error))
+    last_frames = traceback.format_exception(error, limit=-_NUM_FRAMES, chain=False)
+    text = "" if isinstance(error, PrlError) else "".join(last_frames)
     return protocol.Failed(error=f"{type(error).__name__}: {error}", traceback=text)
 
 

@@ -15,7 +15,7 @@ EXTERNAL = make_config(Path("m"), trainer={"launch": "external"})
 def test_the_token_is_never_an_argument() -> None:
     """The secret and the address are in the environment only."""
     token = launch.make_token(CONFIG)
-    environment = launch.environment(CONFIG, "127.0.0.1:4000", token)
+    environment = launch.environment(CONFIG, "127.0.0.1:4000", token, Path("logs"))
     assert len(token) >= 32
     assert environment["PRL_TOKEN"] == token
     assert environment["PRL_TRAINER_ADDRESS"] == "127.0.0.1:4000"
@@ -51,8 +51,27 @@ def test_the_users_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """OMP_NUM_THREADS is a share of the cores, at least 1, unless the user chose."""
     monkeypatch.setattr("os.cpu_count", lambda: 16)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert launch.environment(CONFIG, "a:1", "t")["OMP_NUM_THREADS"] == "4"
+    assert launch.environment(CONFIG, "a:1", "t", Path())["OMP_NUM_THREADS"] == "4"
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert launch.environment(CONFIG, "a:1", "t")["OMP_NUM_THREADS"] == "1"
+    assert launch.environment(CONFIG, "a:1", "t", Path())["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert launch.environment(CONFIG, "a:1", "t")["OMP_NUM_THREADS"] == "7"
+    assert launch.environment(CONFIG, "a:1", "t", Path())["OMP_NUM_THREADS"] == "7"
+
+
+REPORT = """\
+W1130 06:35:13.001000 29460 torch/distributed/run.py:851] something else
+E1130 06:35:14.063000 29460 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code}) \
+local_rank: 1 (pid: 4711) of binary: /usr/bin/python
+Traceback (most recent call last):
+  torchrun's own
+"""
+
+
+@pytest.mark.parametrize(("code", "expected"), [(-9, "was killed by SIGKILL"), (1, "exited with 1")])
+def test_torchruns_log_says_how_a_rank_ended(tmp_path: Path, code: int, expected: str) -> None:
+    """The report names pid and exit; of another rank, and in a log that is not there, nothing is known."""
+    log = tmp_path / "trainer.log"
+    log.write_text(REPORT.format(code=code))
+    assert launch.how_it_ended(log, 4711) == expected
+    assert launch.how_it_ended(log, 4712) is None
+    assert launch.how_it_ended(tmp_path / "none", 4711) is None

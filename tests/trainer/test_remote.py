@@ -268,10 +268,11 @@ async def test_a_run_with_two_ranks_and_its_death(models: dict[str, Path], tmp_p
             told = both.create_task(trainer.failed())
             os.kill(pids[2], signal.SIGKILL)
             with pytest.raises(
-                TrainerError, match=rf"(?s)trainer rank 1 \(pid {pids[2]}\) died.*last lines of .*SIGKILL"
+                TrainerError,
+                match=rf"(?s)trainer rank 1 \(pid {pids[2]}\) was killed by SIGKILL in 'train step 1'; last lines",
             ):
                 await trainer.train(make_batch(1, 2))
-        assert f"trainer rank 1 (pid {pids[2]}) died" in told.result()
+        assert f"trainer rank 1 (pid {pids[2]}) was killed by SIGKILL" in told.result()
     finally:
         started = time.monotonic()
         await trainer.close()

@@ -74,6 +74,18 @@ async def test_a_refused_rank_says_why_and_leaves() -> None:
     assert b"refused rank 0: wrong token" in errors
 
 
+async def test_a_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
+    """Where torchrun's child says so, what a rank prints goes to its file, after what is there."""
+    ranks = Ranks(1, "secret")
+    address = ranks.listen("127.0.0.1", 0)
+    ranks.close()
+    log = tmp_path / "trainer-rank-0.log"
+    log.write_text("before\n")
+    async with _worker(**_variables(address), PRL_TRAINER_LOGS=str(tmp_path)) as process:
+        assert await process.communicate() == (b"", b"")
+    assert log.read_text().startswith(f"before\nno controller at {address}")
+
+
 async def test_a_rank_leaves_when_the_controller_is_gone() -> None:
     """When the controller's socket closes the rank ends by itself."""
     ranks = Ranks(1, "secret")
