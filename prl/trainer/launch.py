@@ -20,6 +20,7 @@ from pathlib import Path
 
 from prl.config import Config
 from prl.errors import ConfigError
+from prl.memory import gpu_memory
 from prl.process import tail
 
 ADDRESS = "PRL_TRAINER_ADDRESS"
@@ -79,7 +80,19 @@ def environment(config: Config, address: str, token: str, logs: Path) -> dict[st
         LOGS: str(logs.absolute()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
+        **_own_gpus(config),
     }
+
+
+def _own_gpus(config: Config) -> dict[str, str]:
+    """The GPUs behind those of the engines on this host; where there are not enough for both, they share them all."""
+    if config.trainer.device == "cpu":
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(index) for index in range(len(gpu_memory()))]
+    first = config.engine.count * config.engine.tensor_parallel_size
+    own = gpus[first : first + config.trainer.num_ranks]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(own)} if len(own) == config.trainer.num_ranks else {}
 
 
 def by_hand(config: Config, address: str) -> str:

@@ -160,7 +160,9 @@ class FsdpTrainer:
             async with asyncio.timeout(timeout_s):
                 if trainer.launch == "torchrun":
                     command = launch.torchrun_command(trainer.num_ranks)
-                    environment = launch.environment(self._config, address, self._ranks.token, self._logs)
+                    environment = await asyncio.to_thread(
+                        launch.environment, self._config, address, self._ranks.token, self._logs
+                    )
                     self._child = await Child.start("the trainer", command, self._torchrun_log, environment)
                     problem = await _first(self._ranks.gather(), self._child.ended())
                 else:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from prl.config import EngineConfig, TrainerConfig
 from prl.errors import ConfigError
 from prl.trainer import launch
 from tests.trainer.cases import make_config
@@ -56,6 +58,19 @@ def test_the_users_threads_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch.environment(CONFIG, "a:1", "t", Path())["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert launch.environment(CONFIG, "a:1", "t", Path())["OMP_NUM_THREADS"] == "7"
+
+
+def test_ranks_take_the_gpus_behind_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 2 engines of 2 GPUs and 2 ranks of 8 visible GPUs the ranks see the fifth and sixth; of 4 they share all."""
+    config = msgspec.structs.replace(
+        CONFIG,
+        engine=EngineConfig(count=2, tensor_parallel_size=2),
+        trainer=TrainerConfig(num_ranks=2),
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2,1,0")
+    assert launch.environment(config, "a:1", "t", Path())["CUDA_VISIBLE_DEVICES"] == "3,2"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert "CUDA_VISIBLE_DEVICES" not in launch.environment(config, "a:1", "t", Path())
 
 
 REPORT = """\
