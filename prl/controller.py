@@ -128,6 +128,7 @@ class Controller:
                 prompt = self._issue_again.popleft() if self._issue_again else self._source.next()
                 self._untrained[ticket] = prompt
                 rollouts.create_task(self._roll_out(ticket, prompt))
+                await asyncio.sleep(0)  # a whole batch of requests at once would hold up the event loop
 
     async def _roll_out(self, ticket: Ticket, prompt: Prompt) -> None:
         """One prompt to its outcome; whatever else happens is the run's failure."""
