@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl.advantage import ADVANTAGES, leave_one_out
@@ -26,18 +26,21 @@ def reference(rewards_G: Sequence[float]) -> list[float]:
     return advantages
 
 
+@settings(deadline=None)
 @given(st.lists(rewards, min_size=2, max_size=16))
 def test_each_member_is_compared_with_the_others(rewards_G: list[float]) -> None:
     """A_i is R_i minus the mean of the other rewards."""
     assert leave_one_out(rewards_G) == pytest.approx(reference(rewards_G), abs=1e-6)
 
 
+@settings(deadline=None)
 @given(st.lists(rewards, min_size=1, max_size=16))
 def test_a_group_is_centred(rewards_G: list[float]) -> None:
     """The advantages of a group sum to zero, up to rounding."""
     assert math.fsum(leave_one_out(rewards_G)) == pytest.approx(0, abs=1e-5)
 
 
+@settings(deadline=None)
 @given(rewards, st.integers(1, 16))
 def test_equal_rewards_teach_exactly_nothing(reward: float, size: int) -> None:
     """A group of equal rewards has advantages of exactly 0: no rounding of a mean becomes a gradient."""
@@ -61,6 +64,7 @@ def test_a_member_of_its_own_has_no_baseline() -> None:
     assert leave_one_out([5.0]) == [0.0]
 
 
+@settings(deadline=None)
 @given(st.permutations(range(6)), st.integers(0, 2**32))
 def test_groups_are_formed_by_prompt_and_not_by_arrival(order: list[int], seed: int) -> None:
     """Field notes D, advantage from the wrong grouping: two groups of three, in any order of arrival.

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl.errors import ConfigError
@@ -269,6 +269,7 @@ def test_repeated_steps_are_cut(folder: RunFolder, last_step: int) -> None:
     assert not list(folder.path.glob("*.part"))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 400))
 def test_a_line_that_was_cut_short_is_dropped(tmp_path_factory: pytest.TempPathFactory, num_bytes: int) -> None:
     """Field notes G, half-written: wherever a crash broke the file off, whole lines stay and the next starts anew."""
