@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -91,6 +91,7 @@ def test_a_turn_ends_with_the_stop_token(model: Qwen3ForCausalLM) -> None:
     assert TOKENIZER.pad_token_id == TOKENIZER.convert_tokens_to_ids(PAD) != end
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_every_text_encodes_and_decodes_to_itself(text: str) -> None:
     """The alphabet is all bytes, so no prompt is refused or altered, whatever its script."""
@@ -104,6 +105,7 @@ def test_printable_ascii_and_words_are_known() -> None:
     assert [len(TOKENIZER.encode(word)) for word in ("user", "assistant", "system", "\\boxed{")] == [1] * 4
 
 
+@settings(deadline=None)
 @given(st.integers(1, NUM_LEVELS), st.integers(0, 10**6), st.sampled_from(["train", "eval"]))
 def test_every_problem_and_answer_round_trips(level: int, index: int, split: Split) -> None:
     """Questions and worked answers survive encoding, digit by digit."""
@@ -127,6 +129,7 @@ def test_weak_at_first_but_well_formed(model: Qwen3ForCausalLM) -> None:
     assert BAND[0] <= right / len(problems) <= BAND[1]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 100))
 def test_lessons_are_fixed_right_and_never_held_out(index: int, seed: int) -> None:
     """A lesson depends on its index and seed only, ends in the right answer, and is no evaluation problem."""
@@ -149,6 +152,17 @@ def test_lessons_are_fixed_right_and_never_held_out(index: int, seed: int) -> No
 def test_work_by_columns(question: str, answer: str, taught: str) -> None:
     """Columns carry and borrow as on paper."""
     assert by_columns(Problem(question=f"{question} = ?", answer=answer, level=2)) == taught
+
+
+@settings(deadline=None)
+@given(st.sampled_from([1, 2]), st.integers(0, 10**6))
+def test_columns_add_up(level: int, index: int) -> None:
+    """Both lines of the work are right, and their digits put together are the answer."""
+    made = problem(level, index, 0, "train")
+    lines = by_columns(made).removesuffix(f" \\boxed{{{made.answer}}}").split(", ")
+    ones, tens = (int(line.split("=")[1]) for line in lines)
+    assert [sum(map(int, re.findall(r"^\d+|[+-]\d+", line.split("=")[0]))) for line in lines] == [ones, tens]
+    assert 10 * tens + ones % 10 == int(made.answer)
 
 
 def test_work_at_once_follows_the_order_of_operations() -> None:
