@@ -134,7 +134,7 @@ def test_a_killed_process(tmp_path: Path, started: list[Job], victim: str, says:
     """A dead child is noticed: SIGKILL ends the run with that role's name, and nothing else is left."""
     job = Job(tmp_path)
     started.append(job)
-    job.wait_for("step 2/")
+    job.wait_for("step 1/")
     rank = [p for p in job.descendants() if victim in p.name() or victim in " ".join(p.cmdline())][-1]
     rank.kill()
     assert job.end() == 1
@@ -163,7 +163,7 @@ def test_ctrl_c_and_the_death_of_the_controller(tmp_path: Path, started: list[Jo
     """The first Ctrl-C finishes the step, saves and leaves with 0; after SIGKILL of a resumed run nothing is left."""
     job = Job(tmp_path)
     started.append(job)
-    job.wait_for("step 2/")
+    job.wait_for("step 1/")
     job.process.send_signal(signal.SIGINT)
     assert job.end() == 0
     summary = json.loads((job.run_dir / "summary.json").read_text())
@@ -172,7 +172,7 @@ def test_ctrl_c_and_the_death_of_the_controller(tmp_path: Path, started: list[Jo
 
     again = Job(tmp_path, resume=True)
     started.append(again)
-    again.wait_for(f"step {summary['steps'] + 1}/")
+    again.wait_for("step ")
     again.descendants()
     again.process.kill()
     assert again.end() == -signal.SIGKILL

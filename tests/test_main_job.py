@@ -54,3 +54,15 @@ def test_the_main_job_teaches_the_model_arithmetic(tmp_path: Path) -> None:
     assert set(trained_per_prompt.values()) == {config.pipeline.group_size}, "each prompt trained once, whole"
     assert (run / "export" / "model.safetensors").is_file()
     assert (run / "export" / "tokenizer.json").is_file()
+
+
+@pytest.mark.timeout(240)
+def test_the_main_job_runs_without_vllm(tmp_path: Path) -> None:
+    """The same job on the transformers engine, shortened: what runs where vLLM cannot be installed."""
+    command = [sys.executable, "-m", "prl", "run", str(CONFIG), "--plain", "--run-dir", str(tmp_path / "run")]
+    for setting in ("engine.kind=transformers", "run.num_steps=2", "eval.num_samples=16", "trainer.num_ranks=1"):
+        command += ["--set", setting]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=220, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 transformers engines" in done.stdout
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
