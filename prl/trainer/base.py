@@ -49,9 +49,11 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     clip_frac: float
     entropy: float
     """Mean entropy of log_softmax(logits / temperature) at trained positions."""
+    kl_reference: float | None = None
+    """Mean of the estimate of ``[kl]``, before its coefficient; None without a reference."""
     tokens_trained: int
     skipped: bool
-    """True where a non-finite loss or gradient made all ranks leave the weights as they were."""
+    """True where a loss, gradient or log-probability that is not finite made all ranks leave the weights alone."""
     train_s: float
 
 
