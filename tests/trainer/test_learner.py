@@ -20,6 +20,7 @@ from safetensors.torch import load_file  # noqa: E402 -- after the check for tor
 
 from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
 from prl.trainer.learner import Learner  # noqa: E402
+from prl.trainer.loss import Loss  # noqa: E402
 from prl.trainer.microbatch import pack, scored  # noqa: E402
 from prl.types import Sample, WeightUpdate  # noqa: E402
 from tests.trainer import rank_session  # noqa: E402
@@ -284,6 +285,32 @@ def test_a_non_finite_advantage_skips_the_step(models: dict[str, Path], bad: flo
     following = rank_session.train(learner, make_batch(1, 1))
     assert not following.skipped
     assert following.lr == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("variant", rank_session.VARIANTS)
+def test_an_impossible_log_probability_skips_the_step_under_every_loss(models: dict[str, Path], variant: str) -> None:
+    """-inf of a sampled token: some losses bound the ratio to a finite number, and still the step is skipped."""
+    learner = Learner(make_config(models["tied"]), str(models["tied"]), None, CPU)
+    rank_session.take_loss(learner, variant)
+    broken = sample([4, 5, 6], 1, 1.0)
+    broken.logprobs[-1] = -math.inf
+    before = rank_session.whole(learner._checkpointed(), "")
+    assert learner.train(0, [[*SAMPLES, broken]], 10).skipped
+    after = rank_session.whole(learner._checkpointed(), "")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("variant", ["reinforce", "ppo", "gspo", "masked_importance"])
+def test_zero_variance_on_everything_is_a_step_without_a_gradient(learner: Learner, variant: str) -> None:
+    """Advantages of 0 everywhere, one sample or many: loss and gradient are exactly 0."""
+    flat = [msgspec.structs.replace(each, advantages=[0.0] * len(each.advantages)) for each in SAMPLES]
+    before = learner._loss
+    learner._loss = Loss(make_config(Path("m"), loss={"name": variant}))
+    for samples in (flat, flat[:1]):
+        sums = learner.accumulate([samples], len(samples))
+        assert sums[0].item() == 0.0
+        assert all(not each.any() for each in rank_session.whole(rank_session.gradients(learner), "g").values())
+    learner._loss = before
 
 
 def test_versions_and_steps_cannot_drift(learner: Learner) -> None:
