@@ -30,11 +30,11 @@ import msgspec
 from prl.buffer import Buffer, Ticket
 from prl.engines.pool import EnginePool
 from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
-from prl.failure import FirstFailure
+from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
 from prl.metrics import Meter, StepReport, lag_of, step_report
 from prl.refill import Refill
-from prl.rollout import Done, Rollout
+from prl.rollout import Done, Outcome, Rollout
 from prl.sync import PushReport, WeightSync
 from prl.trainer.base import Trainer
 from prl.types import Batch, Group, Prompt
@@ -125,19 +125,24 @@ class Controller:
 
     async def _admit(self) -> None:
         async with asyncio.TaskGroup() as rollouts:
-            while True:
-                ticket = await self._buffer.admit()
-                prompt = self._issue_again.popleft() if self._issue_again else self._source.next()
-                self._untrained[ticket] = prompt
-                rollouts.create_task(self._roll_out(ticket, prompt))
+            with failures_to(self._failure.set, "the admit loop"):
+                await self._admit_to(rollouts)
+
+    async def _admit_to(self, rollouts: asyncio.TaskGroup) -> None:
+        while True:
+            ticket = await self._buffer.admit()
+            prompt = self._issue_again.popleft() if self._issue_again else self._source.next()
+            self._untrained[ticket] = prompt
+            rollouts.create_task(self._roll_out(ticket, prompt))
+            await asyncio.sleep(0)  # a whole batch of requests at once would hold up the event loop
 
     async def _roll_out(self, ticket: Ticket, prompt: Prompt) -> None:
         """One prompt to its outcome; whatever else happens is the run's failure."""
-        try:
-            outcome = await self._rollout(prompt)
-        except Exception as error:  # noqa: BLE001 -- kept and raised from step()
-            self._failure.set(error)
-            return
+        with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
+            self._settle(ticket, prompt, await self._rollout(prompt))
+
+    def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
+        """The group waits in the buffer; a drop frees its slot, and too many in a row end the run."""
         if isinstance(outcome, Done):
             self._consecutive_drops = 0
             self._admit_group(ticket, outcome.group)
@@ -184,21 +189,31 @@ class Controller:
     # ---- the step ----------------------------------------------------------------------------------------------------
 
     async def step(self) -> Step:
-        """Take a batch, train on it, push the new version, release its slots, report."""
-        with self._failure.interrupts():
-            taken = await self._take()
-            groups = [group for _, group in taken]
-            batch = await self._make_batch(self.step_number, groups)
-            trained = await self._trainer.train(batch)
-            for ticket, _ in taken:
-                del self._untrained[ticket]
-            self.step_number += 1
-            pushed = await self._push_at_end_of_round()
-            lag = lag_of(batch)
-            report = step_report(
-                groups, lag, trained, pushed, timing=self.meter.lap(), dropped=self._drops_since_last_report()
-            )
-            return Step(report=report, groups=groups, num_versions_max=lag.num_versions_max)
+        """Take a batch, train on it, push the new version, release its slots, report.
+
+        A step that does not complete ends the run: its groups are taken, and who holds which weights is unknown.
+        """
+        try:
+            with self._failure.interrupts():
+                return await self._step()
+        except BaseException as error:
+            interrupted = PrlError(f"step {self.step_number} was cancelled midway, so the run cannot go on; resume it")
+            self._failure.set(error if isinstance(error, Exception) else interrupted)
+            raise
+
+    async def _step(self) -> Step:
+        taken = await self._take()
+        groups = [group for _, group in taken]
+        batch = await self._make_batch(self.step_number, groups)
+        trained = await self._trainer.train(batch)
+        for ticket, _ in taken:
+            del self._untrained[ticket]
+        self.step_number += 1
+        pushed = await self._push_at_end_of_round()
+        lag = lag_of(batch)
+        drops = self._drops_since_last_report()
+        report = step_report(groups, lag, trained, pushed, timing=self.meter.lap(), dropped=drops)
+        return Step(report=report, groups=groups, num_versions_max=lag.num_versions_max)
 
     async def _take(self) -> list[tuple[Ticket, Group]]:
         """The groups of one step; a round of batches is taken as one."""

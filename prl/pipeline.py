@@ -12,11 +12,11 @@ process and writes ``summary.json``. The same path serves a fresh run and a resu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -27,7 +27,7 @@ from prl.controller import Controller
 from prl.engines.pool import EnginePool
 from prl.errors import PrlError
 from prl.evaluate import Evaluation, evaluate
-from prl.failure import FirstFailure, SideError, running, together
+from prl.failure import FirstFailure, SideError, failures_to, raise_as_it_was, running, together
 from prl.log import Console, configure, get_logger
 from prl.metrics import StepReport
 from prl.models import resolve_model
@@ -40,7 +40,7 @@ from prl.settings import to_toml
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
-from prl.trainer.base import TrainerReady
+from prl.trainer.base import Trainer, TrainerReady
 
 LOOPBACK = "127.0.0.1"
 PROBE_TOKENS = 64
@@ -136,20 +136,29 @@ class Pipeline:
         self._trainer = parts.make_trainer(config, self._model, self.run_dir, resume)
         self._stack.push_async_callback(self._close_processes)
         self._on_stage(f"starting {parts.describe(config)}")
-        try:
-            opened = await together({}, "start", trainer=self._trainer.open, engines=self._pool.open)
-            self._on_stage("joining engines and trainer")
-            group = self._pool.weight_group(
-                transport=transport, address=LOOPBACK, port=free_port(LOOPBACK), timeout_s=config.weights.timeout_s
-            )
-            await together(
-                {}, "join", trainer=lambda: self._trainer.connect(group), engines=lambda: self._pool.connect(group)
-            )
-        except SideError as failed:
-            raise failed.error from None
+        opened = await self._both("start", self._trainer.open, self._pool.open)
+        self._on_stage("joining engines and trainer")
+        group = self._pool.weight_group(
+            transport=transport, address=LOOPBACK, port=free_port(LOOPBACK), timeout_s=config.weights.timeout_s
+        )
+        await self._both("join", lambda: self._trainer.connect(group), lambda: self._pool.connect(group))
         ready: TrainerReady = opened["trainer"]
         self._transport, self._manifest = transport, ready.manifest
         return ready
+
+    async def _both(
+        self, what: str, trainer: Callable[[], Awaitable[Any]], engines: Callable[[], Awaitable[Any]]
+    ) -> dict[str, Any]:
+        """Trainer and engines side by side; the first failure as it was."""
+        error: Exception | None = None
+        results: dict[str, Any] = {}
+        try:
+            results = await together({}, what, trainer=trainer, engines=engines)
+        except SideError as failed:
+            error = failed.error
+        if error is not None:
+            raise_as_it_was(error)
+        return results
 
     def _wire(self, ready: TrainerReady) -> Controller:
         """Put the parts together."""
@@ -305,6 +314,14 @@ class Pipeline:
 
     async def _close_processes(self) -> None:
         """Engines and trainer at once: each close is bounded in time, and neither waits for the other's."""
+
+        def note(error: Exception) -> None:
+            log.error("a part did not close", exc_info=error)  # raised, it would stand in for what ended the run
+
+        async def close(part: Trainer | EnginePool) -> None:
+            with failures_to(note, "a close"):
+                await part.close()
+
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._trainer.close())
-            group.create_task(self._pool.close())
+            group.create_task(close(self._trainer))
+            group.create_task(close(self._pool))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl.advantage import ADVANTAGES, EPSILON, group_mean, group_mean_std, leave_one_out, reinforce_pp
@@ -31,12 +31,14 @@ def reference(rewards_G: Sequence[float]) -> list[float]:
     return advantages
 
 
+@settings(deadline=None)
 @given(st.lists(rewards, min_size=2, max_size=16))
 def test_each_member_is_compared_with_the_others(rewards_G: list[float]) -> None:
     """A_i is R_i minus the mean of the other rewards."""
     assert leave_one_out(rewards_G) == pytest.approx(reference(rewards_G), abs=1e-6)
 
 
+@settings(deadline=None)
 @given(st.lists(rewards, min_size=1, max_size=16))
 def test_a_group_is_centred(rewards_G: list[float]) -> None:
     """The advantages of a group sum to zero, up to rounding."""
@@ -44,6 +46,7 @@ def test_a_group_is_centred(rewards_G: list[float]) -> None:
 
 
 @pytest.mark.parametrize("advantage", BY_GROUP)
+@settings(deadline=None)
 @given(rewards, st.integers(1, 16))
 def test_equal_rewards_teach_exactly_nothing(advantage: GroupAdvantage, reward: float, size: int) -> None:
     """A group of equal rewards has advantages of exactly 0: no rounding of a mean becomes a gradient."""
@@ -68,6 +71,7 @@ def normalised(rewards_G: Sequence[float]) -> list[float]:
     return [each / (math.sqrt(variance) + EPSILON) for each in deviations(rewards_G)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-1000, 1000), min_size=2, max_size=16))
 def test_group_mean_and_standard_deviation_are_those_of_plain_python(values: list[int]) -> None:
     """Against the definitions, to 1e-6; equal rewards apart, which the next test covers."""
@@ -77,6 +81,7 @@ def test_group_mean_and_standard_deviation_are_those_of_plain_python(values: lis
         assert group_mean_std(rewards_G) == pytest.approx(normalised(rewards_G), rel=1e-6, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(st.lists(rewards, min_size=2, max_size=16))
 def test_leave_one_out_is_rloo_and_scales_the_group_mean(rewards_G: list[float]) -> None:
     """G / (G - 1) times the deviation from the group's mean."""
@@ -84,6 +89,7 @@ def test_leave_one_out_is_rloo_and_scales_the_group_mean(rewards_G: list[float])
     assert leave_one_out(rewards_G) == pytest.approx([factor * each for each in group_mean(rewards_G)], abs=1e-5)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 9).map(float), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_reinforce_pp_normalises_over_the_whole_batch(rewards_BG: list[list[float]]) -> None:
     """The sequences of all groups are one sample; groups of one, and groups of equal rewards, have advantages too."""
@@ -116,6 +122,7 @@ def test_a_member_of_its_own_has_no_baseline() -> None:
     assert leave_one_out([5.0]) == [0.0]
 
 
+@settings(deadline=None)
 @given(st.permutations(range(6)), st.integers(0, 2**32))
 def test_groups_are_formed_by_prompt_and_not_by_arrival(order: list[int], seed: int) -> None:
     """Field notes D, advantage from the wrong grouping: two groups of three, in any order of arrival.

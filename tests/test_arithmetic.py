@@ -3,7 +3,7 @@ import operator
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl.arithmetic import NUM_LEVELS, Problem, Split, problem, split_of
@@ -30,6 +30,7 @@ def evaluate(node: ast.AST) -> tuple[int, list[int]]:
     return value, [*lefts, *rights, value]
 
 
+@settings(deadline=None)
 @given(LEVELS, INDICES, SEEDS, SPLITS)
 def test_answers_are_right(level: int, index: int, seed: int, split: Split) -> None:
     """The answer is the value of the expression, and no intermediate result is negative."""
@@ -40,6 +41,7 @@ def test_answers_are_right(level: int, index: int, seed: int, split: Split) -> N
     assert min(parts) >= 0
 
 
+@settings(deadline=None)
 @given(LEVELS, INDICES, SEEDS, SPLITS)
 def test_the_same_arguments_give_the_same_problem(level: int, index: int, seed: int, split: Split) -> None:
     """A problem depends on its arguments and on nothing that was drawn before."""
@@ -48,6 +50,7 @@ def test_the_same_arguments_give_the_same_problem(level: int, index: int, seed: 
     assert problem(level, index, seed, split) == first
 
 
+@settings(deadline=None)
 @given(LEVELS, INDICES, SEEDS, SPLITS)
 def test_a_problem_lies_in_the_split_it_was_asked_for(level: int, index: int, seed: int, split: Split) -> None:
     """The operands in any order say which split a problem is in, so no evaluation problem is ever trained on."""
@@ -65,6 +68,7 @@ def test_training_and_evaluation_are_disjoint(level: int) -> None:
     assert not train & held_out
 
 
+@settings(deadline=None)
 @given(INDICES, SEEDS, SPLITS)
 def test_level_ranges(index: int, seed: int, split: Split) -> None:
     """Each level keeps the operators and the sizes that its row of the table states."""

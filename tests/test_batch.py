@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl.advantage import ADVANTAGES
@@ -112,6 +112,7 @@ def test_a_batch_is_a_function_of_its_groups() -> None:
     assert batch_of(groups, num_ranks=3, max_tokens=7) == batch_of(groups, num_ranks=3, max_tokens=7)
 
 
+@settings(deadline=None)
 @given(lengths, ranks, budgets)
 def test_each_sample_is_in_exactly_one_microbatch(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
     """The plan neither loses nor repeats a sample."""
@@ -120,6 +121,7 @@ def test_each_sample_is_in_exactly_one_microbatch(lengths: list[int], num_ranks:
     assert sorted(planned) == list(range(len(lengths)))
 
 
+@settings(deadline=None)
 @given(lengths, ranks, budgets)
 def test_all_ranks_have_as_many_microbatches(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
     """Field notes D, unequal micro-batch counts: every rank takes part in equally many collectives, at least 1."""
@@ -129,6 +131,7 @@ def test_all_ranks_have_as_many_microbatches(lengths: list[int], num_ranks: int,
     assert len(plan[0]) >= 1
 
 
+@settings(deadline=None)
 @given(lengths, ranks, budgets)
 def test_a_microbatch_keeps_its_budget(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
     """No micro-batch exceeds the budget, except one sample that is longer than it, alone."""
@@ -138,6 +141,7 @@ def test_a_microbatch_keeps_its_budget(lengths: list[int], num_ranks: int, max_t
             assert tokens <= max_tokens or len(microbatch) == 1
 
 
+@settings(deadline=None)
 @given(lengths, ranks, budgets)
 def test_ranks_carry_the_same_load(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
     """No rank has more tokens than another by more than the longest sample: nobody waits long for a neighbour."""
@@ -146,6 +150,7 @@ def test_ranks_carry_the_same_load(lengths: list[int], num_ranks: int, max_token
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
+@settings(deadline=None)
 @given(lengths, ranks, budgets)
 def test_microbatches_are_filled(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
     """On a rank, no two micro-batches would fit into one."""

@@ -484,3 +484,30 @@ def test_leaving_frees_every_stream() -> None:
         return running_streams
 
     assert virtual_time.run(main()) == {"engine-0": 0, "engine-1": 0}
+
+
+def test_a_failing_source_is_raised_as_it_was() -> None:
+    """What the data raises in the middle of a run reaches step() unwrapped, not in an exception group."""
+
+    async def main() -> None:
+        async with controller_over(max_lag=0) as run:
+            await run.steps(1)
+            run.source.next = lambda: 1 / 0
+            await run.steps(2)
+
+    with pytest.raises(ZeroDivisionError):
+        virtual_time.run(main())
+
+
+def test_a_cancelled_step_ends_the_run() -> None:
+    """A step cut off by its caller's deadline leaves taken groups behind: the next step says so and does not train."""
+
+    async def main() -> None:
+        async with controller_over(trainer=SimulatedTrainer(step_s=60.0)) as run:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(30):
+                    await run.controller.step()
+            await run.controller.step()
+
+    with pytest.raises(PrlError, match="step 0 was cancelled midway"):
+        virtual_time.run(main())

