@@ -142,25 +142,24 @@ class Controller:
             self._settle(ticket, prompt, await self._rollout(prompt))
 
     def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
-        """The group waits in the buffer; a drop frees its slot, and too many in a row end the run."""
+        """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
         if isinstance(outcome, Done):
             self._consecutive_drops = 0
-            self._admit_group(ticket, outcome.group)
+            if self._refill is None or not self._refill.wants_another(outcome.group):
+                self._buffer.finish(ticket, outcome.group)
+            else:
+                self._rollout.members_dropped["zero_variance"] += len(outcome.group.completions)
+                self._drop(ticket)
             return
         log.warning("rollout dropped", prompt=prompt.id, reason=outcome.reason, message=outcome.message)
         self._consecutive_drops += 1
-        del self._untrained[ticket]
-        self._buffer.drop(ticket)
+        self._drop(ticket)
         if self._consecutive_drops >= self._pacing.max_consecutive_drops:
             message = f"{self._consecutive_drops} rollouts in a row came to nothing; the last: {outcome.message}"
             self._failure.set(PrlError(message))
 
-    def _admit_group(self, ticket: Ticket, group: Group) -> None:
-        """A group to the buffer; one that teaches nothing may leave its slot to another prompt instead."""
-        if self._refill is None or not self._refill.wants_another(group):
-            self._buffer.finish(ticket, group)
-            return
-        self._rollout.members_dropped["zero_variance"] += len(group.completions)
+    def _drop(self, ticket: Ticket) -> None:
+        """The prompt is done with and its slot is free."""
         del self._untrained[ticket]
         self._buffer.drop(ticket)
 

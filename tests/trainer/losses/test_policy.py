@@ -47,13 +47,25 @@ def call(name: str, tokens: list[Token], options: dict[str, float] | None = None
     return said, gradient
 
 
+TIGHT: dict[str, dict[str, float]] = {
+    "reinforce": {"ratio_clip": 1.1},
+    "ppo": {"clip_low": 0.1, "clip_high": 0.3},
+    "cispo": {"clip_low": 0.2, "clip_high": 0.4},
+    "gspo": {"clip_low": 0.1, "clip_high": 0.3},
+    "decoupled_ppo": {"clip_low": 0.1, "clip_high": 0.3, "ratio_clip": 1.5},
+    "masked_importance": {"mask_low": 0.9, "mask_high": 1.2},
+}
+"""Bounds that act often, none of them a default."""
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("spread", [0.01, 0.3, 3.0])
-def test_values_and_gradients_are_those_of_plain_python(name: str, spread: float) -> None:
+@pytest.mark.parametrize("bounds", [LOSS_OPTIONS, TIGHT], ids=["defaults", "tight"])
+def test_values_and_gradients_are_those_of_plain_python(name: str, spread: float, bounds: Any) -> None:
     """Token by token, in float64, with every bound both acting and not acting over the cases."""
     tokens = draw_tokens(len(name), spread=spread)
-    said, gradient = call(name, tokens)
-    expected = [reference.LOSSES[name](tokens, at, **LOSS_OPTIONS[name]) for at in range(len(tokens))]
+    said, gradient = call(name, tokens, bounds[name])
+    expected = [reference.LOSSES[name](tokens, at, **bounds[name]) for at in range(len(tokens))]
     assert said.losses_N.tolist() == pytest.approx([each.value for each in expected], rel=1e-9, abs=1e-12)
     slopes = [sum(each.slopes.get(at, 0.0) for each in expected) for at in range(len(tokens))]
     assert gradient.tolist() == pytest.approx(slopes, rel=1e-9, abs=1e-12)
