@@ -61,7 +61,8 @@ def group_mean_std(rewards_G: Sequence[float]) -> list[float]:
 def reinforce_pp(rewards_BG: Sequence[Sequence[float]]) -> list[list[float]]:
     """A_i = (R_i - mean) / std over all sequences of the batch (REINFORCE++, arXiv 2501.03262).
 
-    Groups do not matter here, so they may have one member, and a group of equal rewards has advantages too.
+    Groups do not matter here, so they may have one member, and a group of equal rewards has advantages too. The paper
+    normalises after its penalty to the reference is in the rewards; here ``[kl]`` comes after.
     """
     normalised = iter(group_mean_std([reward for rewards_G in rewards_BG for reward in rewards_G]))
     return [[next(normalised) for _ in rewards_G] for rewards_G in rewards_BG]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from prl.config import Config
 from prl.config_algorithm import LOSS_OPTIONS, is_own
 from prl.plugins import nearest
+from prl.trainer.losses import LOSSES
 
 _OPTIONS = sorted({option for options in LOSS_OPTIONS.values() for option in options})
 
@@ -21,8 +22,8 @@ def check_algorithm(config: Config) -> Iterator[str]:
 
 def _loss(config: Config) -> Iterator[str]:
     loss = config.loss
-    known = sorted(LOSS_OPTIONS)
-    if not is_own(loss.name) and loss.name not in LOSS_OPTIONS:
+    known = LOSSES.names()
+    if ":" not in loss.name and loss.name not in known:
         yield (
             f"loss.name = {loss.name!r} is no loss{nearest(loss.name, known)}; known: {', '.join(known)}; one of your"
             " own is named 'package.module:name'"
@@ -32,7 +33,7 @@ def _loss(config: Config) -> Iterator[str]:
     for option in _OPTIONS:
         value = getattr(loss, option)
         if value is not None and option not in reads:
-            readers = ", ".join(name for name in known if option in LOSS_OPTIONS[name])
+            readers = ", ".join(name for name in sorted(LOSS_OPTIONS) if option in LOSS_OPTIONS[name])
             yield f"loss.{option} = {value:g} is not read by loss.name = {loss.name!r}, but by {readers}: remove it"
     if loss.options and not is_own(loss.name):
         yield f"loss.options is for a loss of your own; loss.name = {loss.name!r} reads {', '.join(reads)}"

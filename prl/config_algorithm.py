@@ -29,8 +29,8 @@ LOSS_OPTIONS: Mapping[str, Mapping[str, float]] = {
 
 
 def is_own(name: str) -> bool:
-    """Whether ``name`` is a loss from outside, ``package.module:name``."""
-    return ":" in name
+    """Whether ``name`` is a loss from outside: ``package.module:name``, or an entry point in group ``prl.losses``."""
+    return name not in LOSS_OPTIONS
 
 
 class LossConfig(Table, frozen=True, kw_only=True):
@@ -38,7 +38,8 @@ class LossConfig(Table, frozen=True, kw_only=True):
 
     name: str = "reinforce"
     """``reinforce`` (truncated importance weights, the paper's), ``ppo`` (GRPO, DAPO), ``cispo``, ``gspo``,
-    ``decoupled_ppo`` (AReaL), ``masked_importance`` (IcePop), or your own, ``package.module:name``."""
+    ``decoupled_ppo`` (AReaL), ``masked_importance`` (IcePop), or your own: ``package.module:name``, or an entry point
+    in group ``prl.losses``."""
     ratio_clip: PositiveFloat | None = None
     """c: the truncation of the importance weight (reinforce, decoupled_ppo: 5)."""
     clip_low: Fraction | None = None

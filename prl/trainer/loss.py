@@ -21,13 +21,11 @@ from torch import Tensor
 from prl.config import Config
 from prl.config_algorithm import LOSS_OPTIONS, is_own
 from prl.errors import PluginError
-from prl.plugins import Registry
+from prl.trainer.losses import LOSSES
 from prl.trainer.losses.aggregation import token_weights
 from prl.trainer.losses.kl import cost_to_go, estimate
 from prl.trainer.losses.policy import PolicyLoss, TokenLosses, Tokens, ratio
 from prl.trainer.microbatch import MicroBatch
-
-LOSSES = Registry("loss", "prl.losses", {name: f"prl.trainer.losses.policy:{name}" for name in LOSS_OPTIONS})
 
 
 class LossTerms(NamedTuple):

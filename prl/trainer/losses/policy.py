@@ -96,10 +96,11 @@ def gspo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLosses:
 
 
 def decoupled_ppo(tokens: Tokens, *, clip_low: float, clip_high: float, ratio_clip: float) -> TokenLosses:
-    """-min(c, b) min(u A, clip(u, 1 - low, 1 + high) A), b = prox / mu, u = pi / prox: AReaL (arXiv 2505.24298, eq. 5).
+    """-min(c, b) min(u A, clip(u, 1 - low, 1 + high) A), b = prox / mu, u = pi / prox: AReaL (arXiv 2505.24298).
 
-    prox, the policy that the update stays close to, is the anchor; b corrects for its distance from the sampler. The
-    paper does not truncate b, its implementation does.
+    The paper's decoupled objective: prox, the policy that the update stays close to, is the anchor, and b corrects for
+    its distance from the sampler. The paper does not bound b. Where prox is the policy at the start of the step, and a
+    batch serves one step, u is 1, the clip never acts, and what remains is the truncated b.
     """
     behaviour_N = ratio(tokens.anchor_N.detach(), tokens.behaviour_N)
     clipped = _clipped(ratio(tokens.logprobs_N, tokens.anchor_N), tokens.advantages_N, clip_low, clip_high)

@@ -15,8 +15,7 @@ from tests.trainer.losses.reference import Token
 
 torch: Any = pytest.importorskip("torch")
 
-from prl.trainer.loss import LOSSES  # noqa: E402 -- after the check for torch
-from prl.trainer.losses import policy  # noqa: E402
+from prl.trainer.losses import LOSSES, policy  # noqa: E402 -- after the check for torch
 from prl.trainer.losses.policy import TokenLosses, Tokens, sequence_mean  # noqa: E402
 
 NAMES = sorted(LOSS_OPTIONS)
