@@ -107,6 +107,10 @@ def session(model: Path, folder: Path) -> None:
         tensors |= whole(gradients(other), variant)
     numbers["penalised"] = train(other, batch)
 
+    longer = Learner(make_config(model, run={"num_steps": 30}, trainer={"num_ranks": num_ranks}), str(model), None, CPU)
+    numbers["thirty"] = [train(longer, make_batch(step, num_ranks)).grad_norm for step in range(30)]
+    tensors |= whole(longer.policy.tensors, "thirty")
+
     reports = [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT)]
     draws()  # so that what is saved is not the state of the seed
     learner.save(folder / "step-000003", {"cursor": 12})
