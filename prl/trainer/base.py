@@ -47,6 +47,7 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     kl_behaviour: float
     """Mean of log mu - log pi over sampled tokens: how far the trained policy has moved from the sampler."""
     clip_frac: float
+    """Share of the tokens on which the loss's bound (truncation, clip or mask) was at work."""
     entropy: float
     """Mean entropy of log_softmax(logits / temperature) at trained positions."""
     kl_reference: float | None = None

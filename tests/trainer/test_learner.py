@@ -136,14 +136,18 @@ def penalised(models: dict[str, Path], one_rank: None) -> Learner:
 
 
 @pytest.mark.parametrize("variant", rank_session.VARIANTS)
-def test_no_loss_depends_on_how_the_batch_is_cut(penalised: Learner, variant: str) -> None:
-    """Field notes D: every loss, aggregation and penalty is the same one by one, reordered, and with masked samples."""
+def test_no_loss_depends_on_how_the_batch_is_cut(
+    penalised: Learner, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field notes D: every loss and penalty is the same one by one, reordered, in one row, and with masked samples."""
     rank_session.take_loss(penalised, variant)
     expected = _gradient(penalised, [SAMPLES], len(SAMPLES))
     assert max(each.abs().max() for each in expected.values()) > 0
     extra = list(map(masked, random_samples(9, 3)))
     for microbatches in ([[each] for each in SAMPLES], [SAMPLES[5:][::-1], [*extra, *SAMPLES[:5]], [], extra]):
         _assert_close(_gradient(penalised, microbatches, len(SAMPLES)), expected, 2e-6)
+    monkeypatch.setattr(penalised.policy, "single_row", True)
+    _assert_close(_gradient(penalised, [[*extra, *SAMPLES]], len(SAMPLES)), expected, 2e-6)
 
 
 def test_a_penalised_gradient_is_that_of_a_plain_loop(penalised: Learner, models: dict[str, Path]) -> None:
