@@ -36,6 +36,8 @@ setup: $(READY)
 $(READY): locks/cpu.txt locks/torch.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(sys.version_info[:2] != (3, 11) and \
 	  f"The lock is for Python 3.11 and {sys.executable} is {v}: make PYTHON=/path/to/python3.11")'
+	@case "$$(uname -s)-$$(uname -m)" in Linux-x86_64|Darwin-*) ;; *) \
+	  echo "The lock is for x86-64 Linux and macOS; here, install with: pip install -e '.[cpu,dev,math]'"; exit 1;; esac
 	@echo "Setting up $(VENV): about two minutes and 4 GB, once."
 	@rm -f $(READY)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

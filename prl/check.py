@@ -105,6 +105,11 @@ def _trainer(config: Config) -> Iterator[str]:
             f"trainer.schedule = {trainer.schedule!r} has no steps to fall in: trainer.warmup_steps ="
             f" {trainer.warmup_steps}, run.num_steps = {num_steps}; lower warmup_steps or take 'constant'"
         )
+    if config.weights.transport == "nccl" and (trainer.device == "cpu" or config.engine.kind == "transformers"):
+        yield (
+            f"weights.transport = 'nccl' needs vLLM and CUDA, and engine.kind = {config.engine.kind!r},"
+            f" trainer.device = {trainer.device!r}: take weights.transport = 'auto'"
+        )
 
 
 def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
-from prl.config_fields import Fraction, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
+from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -58,7 +58,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     kind: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
     """``auto`` takes vLLM where it is installed and transformers' continuous batching elsewhere, and says which."""
     count: Positive = 1
-    """Number of engines, each with its own cores or GPUs."""
+    """Number of engines, each with GPUs of its own, or with cores of its own where there are enough."""
     dtype: Dtype = "float32"
     """Type the engine holds and computes in."""
     max_num_seqs: Positive = 64
@@ -113,13 +113,13 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """Steps of linear warm-up from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up: hold, or fall to 0 at ``run.num_steps``."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     """AdamW's moment decays."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decoupled decay."""
     grad_clip: PositiveFloat = 1.0
     """Largest global gradient norm."""
-    dtype: Dtype = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward and backward pass; master weights and optimiser state are always float32."""
     max_tokens_per_microbatch: Positive = 4096
     """Tokens packed into one forward pass of one rank. A longer single sequence gets a micro-batch of its own."""

@@ -205,6 +205,8 @@ class Controller:
         groups = [group for _, group in taken]
         batch = await self._make_batch(self.step_number, groups)
         trained = await self._trainer.train(batch)
+        if trained.skipped:
+            log.warning("step skipped: its loss or gradient is not finite", step=self.step_number)
         for ticket, _ in taken:
             del self._untrained[ticket]
         self.step_number += 1
@@ -233,6 +235,7 @@ class Controller:
         if self._round:
             return None
         pushed = await self._sync.push(self.step_number)
+        log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
 

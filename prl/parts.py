@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from prl.buffer import Buffer
 from prl.config import Config
 from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
-from prl.errors import ConfigError, MissingExtraError
+from prl.errors import MissingExtraError
+from prl.memory import gpu_memory
 from prl.refill import Refill
 from prl.shaping import shaping_of
 from prl.trainer.base import Trainer
@@ -53,11 +55,18 @@ def make_engines(config: Config, model: str, run_dir: Path, transport: str) -> l
     if kind == "vllm":
         from prl.engines.vllm import VllmEngine  # noqa: PLC0415 -- only where it is chosen
 
+        available = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
         return [
             VllmEngine(
-                index=index, model=model, config=config.engine, transport=transport, seed=config.seed, log_dir=logs
+                index=index,
+                model=model,
+                config=config.engine,
+                transport=transport,
+                seed=config.seed,
+                log_dir=logs,
+                cores=cores,
             )
-            for index in indices
+            for index, cores in enumerate(engine_cores(config, available))
         ]
     if kind == "transformers":
         from prl.engines.transformers import TransformersEngine  # noqa: PLC0415 -- only where it is chosen
@@ -86,21 +95,25 @@ def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None)
 
 
 def transport_of(config: Config) -> str:
-    """The weight transport: ``auto`` is nccl where the trainer computes on CUDA, gloo elsewhere."""
+    """The weight transport: ``auto`` is nccl where vLLM and the trainer have GPUs of their own, gloo elsewhere."""
     if config.weights.transport != "auto":
         return config.weights.transport
-    return "nccl" if _cuda(config) else "gloo"
+    if config.trainer.kind == "simulated" or config.trainer.device == "cpu" or engine_kind(config)[0] != "vllm":
+        return "gloo"
+    wanted = config.engine.count * config.engine.tensor_parallel_size + config.trainer.num_ranks
+    return "nccl" if len(gpu_memory()) >= wanted else "gloo"
 
 
-def _cuda(config: Config) -> bool:
-    if config.trainer.kind == "simulated" or config.trainer.device == "cpu":
-        return False
-    import torch  # noqa: PLC0415 -- heavy, and only to ask
+def engine_cores(config: Config, cores: list[int]) -> list[list[int] | None]:
+    """Which of ``cores`` each engine computes on: an even share of those that controller and ranks leave.
 
-    found: bool = torch.cuda.is_available()
-    if config.trainer.device == "cuda" and not found:
-        raise ConfigError('trainer.device = "cuda", but torch finds no CUDA device; use "cpu" or "auto"')
-    return found
+    None each where that is less than one a worker: then all share, and the kernel decides.
+    """
+    spare = cores[1 + config.trainer.num_ranks :]
+    share = len(spare) // config.engine.count
+    if share < config.engine.tensor_parallel_size:
+        return [None] * config.engine.count
+    return [spare[index * share : (index + 1) * share] for index in range(config.engine.count)]
 
 
 def tolerance_of(config: Config) -> float:

@@ -12,8 +12,9 @@ process and writes ``summary.json``. The same path serves a fresh run and a resu
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+import gc
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,7 +41,7 @@ from prl.settings import to_toml
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
-from prl.trainer.base import Trainer, TrainerReady
+from prl.trainer.base import TrainerReady
 
 LOOPBACK = "127.0.0.1"
 PROBE_TOKENS = 64
@@ -89,6 +90,7 @@ class Pipeline:
         self._scorer = Scorer(config.rewards)
         self._controller: Controller | None = None
         self._eval_after: float | None = None
+        self._run_is_open = False
 
     # ---- entering ----------------------------------------------------------------------------------------------------
 
@@ -105,15 +107,18 @@ class Pipeline:
         config = self.config
         self._on_stage("reading tokenizer and data")
         self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
-        await self._stack.enter_async_context(self._scorer)
         fields = self._scorer.required_fields
         self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
+        self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
         found = checkpoint.latest(self.run_dir / "checkpoints") if self._resume else checkpoint.Found(None, [])
         first_step = checkpoint.read_marker(found.folder).step if found.folder else 0
         await asyncio.to_thread(self._folder.open, to_toml(config), first_step)
         self._stack.enter_context(configure(self.run_dir, self._console))
+        self._run_is_open = True
         for warning in (*self._source.statistics().warnings, *found.skipped):
             log.warning(warning)
+        await self._scorer.__aenter__()
+        self._stack.push_async_callback(self._close, self._scorer.__aexit__, None, None, None)
         ready = await self._start_processes(found.folder)
         controller = self._controller = self._wire(ready)
         if ready.state:
@@ -123,6 +128,7 @@ class Pipeline:
         await self._sync.push(ready.step)
         if ready.step == 0 and config.eval.num_samples:
             self._totals.eval_before = (await self.evaluate()).reward_mean
+        self._stack.enter_context(frozen_heap())
         await self._loops.enter_async_context(running(controller.run()))
         controller.meter.restart()
         log.info("started", step=ready.step, run_dir=str(self.run_dir))
@@ -239,7 +245,7 @@ class Pipeline:
         config = self.config
         self._on_stage(f"evaluating {config.eval.num_samples} held-out prompts")
         self.evaluation = await evaluate(
-            self._source.held_out(config.eval.num_samples),
+            self._held_out,
             self._rollout.sample,
             self._scorer.score,
             decoding=parts.make_decoding(config, self._tokenizer.stop_token_ids, config.eval.temperature),
@@ -277,19 +283,25 @@ class Pipeline:
         """With the loops at rest: the last evaluation (of a run that is done), a checkpoint and an export."""
         with self._failure.interrupts():
             await self._loops.aclose()
+        if self._sync.version != self.step_number:  # a conventional round that is not complete
+            await self._sync.push(self.step_number)
         if self._done() and self.config.eval.num_samples:
             fresh = self.evaluation is not None and self.evaluation.version == self._sync.version
             latest = self.evaluation if self.evaluation is not None and fresh else await self.evaluate()
             self._eval_after = latest.reward_mean
         self._on_stage("saving")
+        for warning in self._source.statistics().warnings:
+            log.info("data left out", what=warning)
+        for name, statistics in self._scorer.statistics().items():
+            log.info("reward", name=name, **msgspec.to_builtins(statistics))
         await self.save()
         await self._trainer.export(self.run_dir / "export")
 
     async def _leave(self, error: BaseException | None) -> None:
         """End the loops and every process, whatever happened, and say how the run ended."""
         self._on_stage("ending the processes")
-        if error is not None:
-            log.error("failed", exc_info=error)
+        if error is not None and self._run_is_open:
+            log.info("failed", exc_info=error)  # for the file; whoever called shows the exception
         try:
             await self._loops.aclose()
         finally:
@@ -306,7 +318,7 @@ class Pipeline:
             eval_after=self._eval_after,
             error=None if error is None else f"{type(error).__name__}: {error}",
         )
-        if self.run_dir.exists():
+        if self._run_is_open:
             self._folder.write_summary(self.summary)
 
     def _done(self) -> bool:
@@ -314,14 +326,22 @@ class Pipeline:
 
     async def _close_processes(self) -> None:
         """Engines and trainer at once: each close is bounded in time, and neither waits for the other's."""
-
-        def note(error: Exception) -> None:
-            log.error("a part did not close", exc_info=error)  # raised, it would stand in for what ended the run
-
-        async def close(part: Trainer | EnginePool) -> None:
-            with failures_to(note, "a close"):
-                await part.close()
-
         async with asyncio.TaskGroup() as group:
-            group.create_task(close(self._trainer))
-            group.create_task(close(self._pool))
+            group.create_task(self._close(self._trainer.close))
+            group.create_task(self._close(self._pool.close))
+
+    async def _close(self, close: Callable[..., Awaitable[Any]], *arguments: None) -> None:
+        """Close one part; what fails is logged, since raised it would stand in for what ended the run."""
+        with failures_to(lambda error: log.error("a part did not close", exc_info=error), "a close"):
+            await close(*arguments)
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Leave what start-up made out of garbage collection: a full pass over vLLM's objects stops the loop for 0.4 s."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -42,6 +42,11 @@ def test_the_defaults_agree_with_each_other() -> None:
             {"pipeline": {"groups_per_step": 1, "group_size": 2}, "trainer": {"num_ranks": 3}},
             ["groups_per_step x group_size = 2", "trainer.num_ranks = 3"],
         ),
+        (
+            {"weights": {"transport": "nccl"}, "engine": {"kind": "transformers"}},
+            ["weights.transport = 'nccl'", "engine.kind = 'transformers'"],
+        ),
+        ({"weights": {"transport": "nccl"}, "trainer": {"device": "cpu"}}, ["weights.transport = 'nccl'", "cpu"]),
         ({"pipeline": {"group_size": 1}}, ["pipeline.group_size = 1", "leave_one_out", "at least 2"]),
         (
             {"pipeline": {"group_size": 1, "groups_per_step": 1}, "advantage": {"name": "reinforce_pp"}},

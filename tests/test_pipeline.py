@@ -197,6 +197,16 @@ async def test_step_needs_an_entered_pipeline(tmp_path: Path) -> None:
 
 
 @in_virtual_time
+async def test_an_incomplete_round_is_pushed_before_the_last_evaluation(tmp_path: Path) -> None:
+    """Conventional mode with steps that are no multiple of the round: what is evaluated is what is exported."""
+    mode = PipelineConfig(mode="conventional", steps_per_round=3, groups_per_step=2, group_size=2)
+    async with prl.Pipeline(simulated(pipeline=mode), run_dir=tmp_path / "run") as pipeline:
+        await take_steps(pipeline, 4)
+    assert pipeline.evaluation is not None
+    assert pipeline.evaluation.version == 4
+
+
+@in_virtual_time
 async def test_evaluation_between_steps(tmp_path: Path) -> None:
     """With eval.every the latest evaluation is of a version that the engines served, while rollouts went on."""
     async with prl.Pipeline(simulated(eval=EvalConfig(num_samples=8, every=2)), run_dir=tmp_path / "run") as pipeline:

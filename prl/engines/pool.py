@@ -28,6 +28,8 @@ from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
+START_MARGIN_S = 10.0
+"""An engine that keeps its own start deadline says more about why, so it is given the time to."""
 CLOSE_TIMEOUT_S = 20.0
 """Longest wait for one engine to close."""
 FAILURE_GRACE_S = 0.5
@@ -196,7 +198,7 @@ class EnginePool:
 
     async def _open_engine(self, engine: Engine) -> None:
         try:
-            async with asyncio.timeout(self._config.start_timeout_s) as deadline:
+            async with asyncio.timeout(self._config.start_timeout_s + START_MARGIN_S) as deadline:
                 await engine.open()
         except TimeoutError:
             if not deadline.expired():

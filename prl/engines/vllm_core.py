@@ -26,7 +26,7 @@ from prl.process import signal_group, tail
 _POLL_S = 0.1
 _SHUTDOWN_S = 5.0
 """How long the core may take to end by itself; it has nothing to save."""
-_GIVE_UP_S = 15.0
+_GIVE_UP_S = 8.0
 """How long a start that is no longer wanted may go on: importing vLLM cannot be interrupted."""
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Core:
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415 -- optional and heavy
 
         on_cpu = current_platform.is_cpu()
-        args = engine_args(config=self._config, on_cpu=on_cpu, **choices)
+        args = engine_args(config=self._config, on_cpu=on_cpu, bound=cores is not None, **choices)
         with captured_environment() as changed:
             self._check_wanted()
             vllm_config = args.create_engine_config()

@@ -9,7 +9,7 @@ Invariants:
 - The core leads a session of its own: Ctrl-C in the terminal reaches the controller only, and one signal to the
   core's group reaches every worker.
 - The core asks the kernel for SIGKILL at its parent's death before it does anything else. The kernel means the
-  *thread* that started it, so that thread must live as long as the engine (``vllm.py`` keeps one).
+  *thread* that started it, so that thread must live as long as the engine (``vllm_core.py`` keeps one).
 - Settings that differ between engines (threads, cores) are in the child's environment only, never in the
   controller's, where they would leak into whatever else it starts meanwhile.
 """

@@ -24,15 +24,28 @@ _CONTROLLER = "PRL_CONTROLLER_PID"
 
 
 def engine_args(
-    *, model: str, config: EngineConfig, transport: str, seed: int, devices: list[int] | None, on_cpu: bool
+    *,
+    model: str,
+    config: EngineConfig,
+    transport: str,
+    seed: int,
+    devices: list[int] | None,
+    on_cpu: bool,
+    bound: bool = False,
 ) -> Any:
-    """``AsyncEngineArgs`` for one engine."""
+    """``AsyncEngineArgs`` for one engine; ``bound``: it has cores of its own."""
     from vllm.config.weight_transfer import WeightTransferConfig  # noqa: PLC0415 -- optional and heavy
     from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 -- optional and heavy
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: PLC0415 -- optional and heavy
 
     device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization, "device_ids": devices}
     if on_cpu:
         device = {"enforce_eager": True, "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30)}
+        if config.tensor_parallel_size == 1 and not bound:
+            # vLLM would put a CPU's worker into a process of its own, and core and worker would each spin while they
+            # wait for the other: half of what two shared cores can do. Its reason, threads set too late, is met by
+            # ``child_environment``.
+            device["distributed_executor_backend"] = UniProcExecutor
     return AsyncEngineArgs(
         model=model,
         skip_tokenizer_init=True,

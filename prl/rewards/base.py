@@ -27,7 +27,6 @@ from prl.plugins import Registry, nearest
 from prl.types import Completion, Prompt
 
 Judgement = float | int | bool | None
-RewardFunction = Callable[..., Awaitable[Judgement]] | Callable[..., Judgement]
 F = TypeVar("F", bound=Callable[..., Any])
 
 REGISTRY = Registry(

@@ -22,9 +22,6 @@ from prl.errors import WeightSyncError
 from prl.transfer import GlooGroup
 from prl.types import TensorSpec, WeightGroup, WeightUpdate
 
-NCCL_PACKED = True
-"""vLLM's packed broadcasts with its default buffers; the engines' ``init_info`` must say ``packed`` likewise."""
-
 
 class Sender(Protocol):
     """Rank 0's membership of a weight group."""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from prl.config import Config
-from prl.errors import ConfigError, TrainerError, WeightSyncError
+from prl.errors import TrainerError, WeightSyncError
 from prl.log import get_logger
 from prl.process import Child, tail
 from prl.trainer import launch, protocol
@@ -49,8 +49,6 @@ class FsdpTrainer:
     """
 
     def __init__(self, config: Config, model: str, run_dir: Path, resume: Path | None) -> None:
-        if config.trainer.dtype == "float16":
-            raise ConfigError("trainer.dtype = 'float16' would need loss scaling; use bfloat16 or float32")
         self._config, self._model, self._resume = config, model, resume
         self._logs = run_dir / "logs"
         self._torchrun_log = self._logs / "trainer.log"

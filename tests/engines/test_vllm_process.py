@@ -101,9 +101,11 @@ def test_nothing_outlives_a_killed_controller(model_dir: Path, tmp_path: Path) -
     command = [sys.executable, "-m", "tests.engines.vllm_controller", str(model_dir), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as controller:
         assert controller.stdout is not None
-        core = psutil.Process(int(controller.stdout.readline()))
-        family = psutil.Process(controller.pid).children(recursive=True)
+        try:
+            core = psutil.Process(int(controller.stdout.readline()))
+            family = psutil.Process(controller.pid).children(recursive=True)
+        finally:
+            controller.kill()
         assert core in family
-        assert len(family) >= 3
-        controller.kill()
+        assert len(family) >= 2, "the core and multiprocessing's tracker"
         assert psutil.wait_procs(family, timeout=10)[1] == []

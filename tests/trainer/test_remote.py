@@ -16,7 +16,7 @@ import msgspec
 import psutil
 import pytest
 
-from prl.errors import ConfigError, TrainerError, WeightSyncError
+from prl.errors import TrainerError, WeightSyncError
 from prl.trainer import checkpoint, launch, protocol
 from prl.trainer.base import TrainerReady
 from prl.trainer.remote import FsdpTrainer
@@ -214,12 +214,6 @@ async def test_a_child_that_ends_is_reported_with_its_log(tmp_path: Path, monkey
     monkeypatch.setattr(launch, "torchrun_command", lambda _: [sys.executable, "-c", "print('no luck'); exit(3)"])
     with pytest.raises(TrainerError, match=r"(?s)did not start: the trainer .* exited with 3; .*no luck"):
         await FsdpTrainer(make_config(Path("m")), "m", tmp_path, None).open()
-
-
-def test_float16_is_refused() -> None:
-    """Without loss scaling float16 would lose small gradients silently."""
-    with pytest.raises(ConfigError, match="bfloat16"):
-        FsdpTrainer(make_config(Path("m"), trainer={"dtype": "float16"}), "m", Path(), None)
 
 
 # With torchrun --------------------------------------------------------------------------------------------------------

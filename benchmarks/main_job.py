@@ -1,0 +1,85 @@
+"""The main job as one number: seconds from the command to its end, start-up included, and the memory it took.
+
+    python benchmarks/main_job.py [--quick] --out FILE.json
+
+Headline: wall seconds of ``prl run configs/math.toml`` (target on two cores: at most 240), beside the peak memory of
+all its processes together (target: at most 8 GiB; shared pages counted once), the accuracy before and after, and the
+share of samples that more than one version of the weights wrote. ``--quick`` takes 15 steps instead of 60.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CONFIG = Path(__file__).parent.parent / "configs/math.toml"
+SAMPLE_EVERY_S = 1.0
+
+
+def memory_of(pid: int) -> int:
+    """Proportional memory of a process and all below it, in bytes."""
+    total = 0
+    with suppress(psutil.NoSuchProcess):
+        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+            with suppress(psutil.Error):
+                total += process.memory_full_info().pss
+    return total
+
+
+def run_job(folder: Path, settings: list[str]) -> dict[str, Any]:
+    """Run the job once and measure it."""
+    command = [sys.executable, "-m", "prl", "run", str(CONFIG), "--plain", "--run-dir", str(folder)]
+    for setting in settings:
+        command += ["--set", setting]
+    started, peak = time.monotonic(), 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as job:
+        while job.poll() is None:
+            peak = max(peak, memory_of(job.pid))
+            time.sleep(SAMPLE_EVERY_S)
+    wall_s = time.monotonic() - started
+    if job.returncode != 0:
+        sys.exit(f"the job ended with {job.returncode}")
+    summary = json.loads((folder / "summary.json").read_text())
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    mixed = sum(len(set(sample["versions"])) > 1 for sample in samples)
+    return {
+        "headline": round(wall_s, 1),
+        "peak_gib": round(peak / 2**30, 2),
+        "steps": summary["steps"],
+        "steps_s": round(summary["wall_s"], 1),
+        "eval_before": summary["eval_before"],
+        "eval_after": summary["eval_after"],
+        "lag_max": summary["lag_max"],
+        "share_of_samples_of_several_versions": round(mixed / len(samples), 4),
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="15 steps instead of 60")
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = run_job(Path(folder) / "run", ["run.num_steps=15"] if arguments.quick else [])
+    result["machine"] = {"cores": os.cpu_count(), "processor": platform.machine(), "python": platform.python_version()}
+    result["versions"] = {name: version(name) for name in ("torch", "transformers")}
+    for name, value in result.items():
+        print(f"{name:40} {value}")
+    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
