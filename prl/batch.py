@@ -13,36 +13,50 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from prl.advantage import Advantage
+from prl.shaping import Shaping, plain
 from prl.types import Batch, Completion, Group, Prompt, Sample
 
 PROMPT_VERSION = -1
 """The version of a token that was not sampled."""
 
 
-def make_sample(prompt: Prompt, completion: Completion, advantage: float) -> Sample:
-    """Join prompt and completion; every sampled token carries the completion's advantage."""
+def make_sample(prompt: Prompt, completion: Completion, advantage: float, *, trained: bool = True) -> Sample:
+    """Join prompt and completion; every sampled token carries the completion's advantage, or none is trained."""
     num_prompt, num_sampled = len(prompt.token_ids), len(completion.token_ids)
+    mask = int(trained)
     return Sample(
         token_ids=[*prompt.token_ids, *completion.token_ids],
-        loss_mask=[0] * num_prompt + [1] * num_sampled,
+        loss_mask=[0] * num_prompt + [mask] * num_sampled,
         logprobs=[0.0] * num_prompt + completion.logprobs,
         versions=[PROMPT_VERSION] * num_prompt + completion.versions,
-        advantages=[0.0] * num_prompt + [advantage] * num_sampled,
+        advantages=[0.0] * num_prompt + [advantage if trained else 0.0] * num_sampled,
     )
 
 
 def make_batch(
-    step: int, groups: Iterable[Group], *, advantage: Advantage, num_ranks: int, max_tokens_per_microbatch: int
+    step: int,
+    groups: Sequence[Group],
+    *,
+    advantage: Advantage,
+    num_ranks: int,
+    max_tokens_per_microbatch: int,
+    rewards_of: Shaping = plain,
+    mask_overlong: bool = False,
 ) -> Batch:
-    """Centre each group's rewards, join, and plan. Order of samples: groups as given, members as requested."""
-    samples = []
-    for group in groups:
-        advantages_G = advantage([score.reward for score in group.scores])
-        for completion, value in zip(group.completions, advantages_G, strict=True):
-            samples.append(make_sample(group.prompt, completion, value))
+    """Shape and compare rewards, join, mask, and plan. Order of samples: groups as given, members as requested.
+
+    A completion masked as overlong (``mask_overlong``: all that ended at a length limit) still counts in its group's
+    statistics, and no longer in the loss's denominator.
+    """
+    advantages_BG = advantage([rewards_of(group) for group in groups])
+    samples = [
+        make_sample(group.prompt, completion, value, trained=not (mask_overlong and completion.finish == "length"))
+        for group, advantages_G in zip(groups, advantages_BG, strict=True)
+        for completion, value in zip(group.completions, advantages_G, strict=True)
+    ]
     return Batch(
         step=step,
         samples=samples,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 from prl import settings
+from prl.check_algorithm import check_algorithm
 from prl.config import Config
 from prl.errors import ConfigError
 from prl.trainer.launch import TOKEN, split_address
@@ -31,6 +32,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_trainer(config),
         *_listen(config, environment),
         *_data(config),
+        *check_algorithm(config),
         *_rewards(config),
     ]
     if found:
@@ -74,11 +76,6 @@ def _pipeline(config: Config) -> Iterator[str]:
         yield (
             f"a step trains groups_per_step x group_size = {batch} sequences, too few for"
             f" trainer.num_ranks = {config.trainer.num_ranks}: every rank needs one"
-        )
-    if config.advantage.name == "leave_one_out" and pipeline.group_size == 1:
-        yield (
-            "pipeline.group_size = 1 leaves advantage.name = 'leave_one_out' nothing to compare with:"
-            " it needs a group_size of at least 2"
         )
 
 

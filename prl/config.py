@@ -1,29 +1,23 @@
 """The configuration: one TOML, frozen structs, every constraint in the types.
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
-that span fields live in ``check.py``. The doc of a field is the string under it. Units are in the name; counts start
-with ``num_``. Nothing here imports torch or vLLM.
+that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``. The doc of a field is the
+string under it. Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
-Positive = Annotated[int, Meta(ge=1)]
-NonNegative = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-Decay = Annotated[float, Meta(ge=0, lt=1)]
+from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
+from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
+
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 
-class _Table(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every table of the TOML."""
-
-
-class RunConfig(_Table, frozen=True, kw_only=True):
+class RunConfig(Table, frozen=True, kw_only=True):
     """``[run]``: how long, and what is kept."""
 
     name: str = "run"
@@ -38,7 +32,7 @@ class RunConfig(_Table, frozen=True, kw_only=True):
     """Write the samples of every n-th step to samples.jsonl; 0 writes none."""
 
 
-class PipelineConfig(_Table, frozen=True, kw_only=True):
+class PipelineConfig(Table, frozen=True, kw_only=True):
     """``[pipeline]``: how generation and training overlap."""
 
     mode: Literal["pipeline", "conventional"] = "pipeline"
@@ -58,7 +52,7 @@ class PipelineConfig(_Table, frozen=True, kw_only=True):
     """Rollouts in a row that come to nothing before the run ends with their reason."""
 
 
-class EngineConfig(_Table, frozen=True, kw_only=True):
+class EngineConfig(Table, frozen=True, kw_only=True):
     """``[engine]``: what samples."""
 
     kind: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
@@ -88,7 +82,7 @@ class EngineConfig(_Table, frozen=True, kw_only=True):
     """Longest wait for the next token of an open stream while the engine is not paused."""
 
 
-class SamplingConfig(_Table, frozen=True, kw_only=True):
+class SamplingConfig(Table, frozen=True, kw_only=True):
     """``[sampling]``: how training rollouts are sampled. Filters that change the distribution do not exist here."""
 
     temperature: Annotated[float, Meta(gt=0, le=10)] = 1.0
@@ -100,7 +94,7 @@ class SamplingConfig(_Table, frozen=True, kw_only=True):
     order of requests. Costs the engine a little at every step."""
 
 
-class TrainerConfig(_Table, frozen=True, kw_only=True):
+class TrainerConfig(Table, frozen=True, kw_only=True):
     """``[trainer]``: what learns."""
 
     kind: Literal["fsdp", "simulated"] = "fsdp"
@@ -139,23 +133,7 @@ class TrainerConfig(_Table, frozen=True, kw_only=True):
     """Deadline of one training step, and of one save or export."""
 
 
-class LossConfig(_Table, frozen=True, kw_only=True):
-    """``[loss]``: the policy loss."""
-
-    name: Literal["reinforce"] = "reinforce"
-    """Truncated importance-weighted REINFORCE, the paper's."""
-    ratio_clip: PositiveFloat = 5.0
-    """c: the truncation of the importance ratio."""
-
-
-class AdvantageConfig(_Table, frozen=True, kw_only=True):
-    """``[advantage]``: rewards of a group into advantages."""
-
-    name: Literal["leave_one_out"] = "leave_one_out"
-    """A_i = R_i - mean of the others, the paper's."""
-
-
-class WeightsConfig(_Table, frozen=True, kw_only=True):
+class WeightsConfig(Table, frozen=True, kw_only=True):
     """``[weights]``: how a new version travels into the engines."""
 
     transport: Literal["auto", "gloo", "nccl"] = "auto"
@@ -169,7 +147,7 @@ class WeightsConfig(_Table, frozen=True, kw_only=True):
     float32, 0.1 otherwise."""
 
 
-class DataConfig(_Table, frozen=True, kw_only=True):
+class DataConfig(Table, frozen=True, kw_only=True):
     """``[data]``: where prompts come from."""
 
     source: Literal["arithmetic", "jsonl"] = "arithmetic"
@@ -188,7 +166,7 @@ class DataConfig(_Table, frozen=True, kw_only=True):
     """Skip and count malformed rows instead of refusing the file."""
 
 
-class EvalConfig(_Table, frozen=True, kw_only=True):
+class EvalConfig(Table, frozen=True, kw_only=True):
     """``[eval]``: held-out prompts, before the first step, after the last, and every n steps."""
 
     every: NonNegative = 0
@@ -203,7 +181,7 @@ class EvalConfig(_Table, frozen=True, kw_only=True):
     """Deadline of one evaluation."""
 
 
-class RewardConfig(_Table, frozen=True, kw_only=True):
+class RewardConfig(Table, frozen=True, kw_only=True):
     """``[[rewards]]``: one reward; the score is the weighted sum of all."""
 
     name: str
@@ -219,11 +197,11 @@ class RewardConfig(_Table, frozen=True, kw_only=True):
     run. An exception that is a bug (TypeError, NameError, AttributeError, ...) always ends the run."""
     max_failures: Positive = 64
     """Failed calls in a row that end the run."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of a reward that is made from options."""
 
 
-class Config(_Table, frozen=True, kw_only=True):
+class Config(Table, frozen=True, kw_only=True):
     """The whole TOML."""
 
     model: str
@@ -236,9 +214,11 @@ class Config(_Table, frozen=True, kw_only=True):
     sampling: SamplingConfig = SamplingConfig()
     trainer: TrainerConfig = TrainerConfig()
     loss: LossConfig = LossConfig()
+    kl: KlConfig = KlConfig()
     advantage: AdvantageConfig = AdvantageConfig()
+    overlong: OverlongConfig = OverlongConfig()
     weights: WeightsConfig = WeightsConfig()
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
-    rewards: list[RewardConfig] = []
+    rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train."""

@@ -33,6 +33,7 @@ from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
 from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
 from prl.metrics import Meter, StepReport, lag_of, step_report
+from prl.refill import Refill
 from prl.rollout import Done, Outcome, Rollout
 from prl.sync import PushReport, WeightSync
 from prl.trainer.base import Trainer
@@ -96,10 +97,11 @@ class Controller:
         pacing: Pacing,
         failure: FirstFailure,
         first_step: int,
+        refill: Refill | None = None,
     ) -> None:
         self._source, self._engines, self._trainer = source, engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
-        self._pacing, self._failure = pacing, failure
+        self._pacing, self._failure, self._refill = pacing, failure, refill
         self.step_number = first_step
         """Completed optimiser steps."""
         self._untrained: dict[Ticket, Prompt] = {}
@@ -140,18 +142,26 @@ class Controller:
             self._settle(ticket, prompt, await self._rollout(prompt))
 
     def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
-        """The group waits in the buffer; a drop frees its slot, and too many in a row end the run."""
+        """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
         if isinstance(outcome, Done):
             self._consecutive_drops = 0
-            self._buffer.finish(ticket, outcome.group)
+            if self._refill is None or not self._refill.wants_another(outcome.group):
+                self._buffer.finish(ticket, outcome.group)
+            else:
+                self._rollout.members_dropped["zero_variance"] += len(outcome.group.completions)
+                self._drop(ticket)
             return
         log.warning("rollout dropped", prompt=prompt.id, reason=outcome.reason, message=outcome.message)
         self._consecutive_drops += 1
-        del self._untrained[ticket]
-        self._buffer.drop(ticket)
+        self._drop(ticket)
         if self._consecutive_drops >= self._pacing.max_consecutive_drops:
             message = f"{self._consecutive_drops} rollouts in a row came to nothing; the last: {outcome.message}"
             self._failure.set(PrlError(message))
+
+    def _drop(self, ticket: Ticket) -> None:
+        """The prompt is done with and its slot is free."""
+        del self._untrained[ticket]
+        self._buffer.drop(ticket)
 
     async def _watch_engines(self) -> None:
         raise EngineDeadError(await self._engines.failed())
@@ -216,6 +226,8 @@ class Controller:
             finally:
                 self._waits_for_batch = False
             self.meter.wait_batch_s = self._clock() - waits_since
+            if self._refill is not None:
+                self._refill.start_round()
         return [self._round.popleft() for _ in range(size)]
 
     async def _push_at_end_of_round(self) -> PushReport | None:

@@ -25,6 +25,8 @@ GIB = 1 << 30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATE_BYTES = 16
 """Per parameter in the trainer: float32 master weight, gradient and Adam's two moments."""
+REFERENCE_BYTES = 4
+"""Per parameter in the trainer where there is a reference model: a frozen float32 copy."""
 PROCESS_GIB = {"engine": 1.0, "rank": 0.8, "controller": 0.5}
 """What a process holds before any model: mostly the libraries."""
 ACTIVATIONS_PER_LAYER = 17
@@ -146,7 +148,8 @@ def estimate(config: Config, shape: ModelShape, *, on_gpu: bool) -> Need:
     per_layer = 2 if trainer.activation_checkpointing else ACTIVATIONS_PER_LAYER
     activations = tokens * shape.num_layers * shape.hidden * per_layer * width
     logits = 2 * tokens * shape.vocabulary * DTYPE_BYTES["float32"]
-    one_rank = shape.num_parameters * STATE_BYTES // trainer.num_ranks + activations + logits
+    state = STATE_BYTES + (REFERENCE_BYTES if config.kl.coefficient > 0 else 0)
+    one_rank = shape.num_parameters * state // trainer.num_ranks + activations + logits
     libraries = PROCESS_GIB["controller"]
     libraries += engine.count * PROCESS_GIB["engine"] + trainer.num_ranks * PROCESS_GIB["rank"]
     total = engine.count * one_engine + trainer.num_ranks * one_rank + int(libraries * GIB)

@@ -39,6 +39,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     kl_behaviour: float
     clip_frac: float
     entropy: float
+    kl_reference: float | None = None
+    """Estimate of the divergence to the reference of ``[kl]``; absent without one."""
     loss: float
     grad_norm: float
     lr: float
@@ -62,6 +64,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
         """The flat object written to ``metrics.jsonl``."""
         flat = msgspec.structs.asdict(self)
         dropped: dict[str, int] = flat.pop("dropped")
+        if self.kl_reference is None:
+            del flat["kl_reference"]
         return {**flat, **{f"dropped_{reason}": count for reason, count in dropped.items()}}
 
 
@@ -158,6 +162,7 @@ def step_report(
         kl_behaviour=trained.kl_behaviour,
         clip_frac=trained.clip_frac,
         entropy=trained.entropy,
+        kl_reference=trained.kl_reference,
         loss=trained.loss,
         grad_norm=trained.grad_norm,
         lr=trained.lr,

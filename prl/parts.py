@@ -18,6 +18,8 @@ from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
 from prl.errors import MissingExtraError
 from prl.memory import gpu_memory
+from prl.refill import Refill
+from prl.shaping import shaping_of
 from prl.trainer.base import Trainer
 from prl.types import Batch, Group
 
@@ -142,6 +144,14 @@ def make_pacing(config: Config) -> Pacing:
     )
 
 
+def make_refill(config: Config) -> Refill | None:
+    """What ``[advantage] zero_variance`` asks for; a round of several steps has the refills of as many."""
+    if config.advantage.zero_variance == "keep":
+        return None
+    rewards_of = shaping_of(config.overlong, config.sampling.max_tokens)
+    return Refill(rewards_of, (config.advantage.max_refills or 0) * make_pacing(config).steps_per_round)
+
+
 def make_decoding(config: Config, stop_token_ids: list[int], temperature: float) -> Decoding:
     """How a stream is sampled, for training or (with a temperature of its own) for evaluation."""
     return Decoding(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_token_ids=stop_token_ids)
@@ -149,6 +159,7 @@ def make_decoding(config: Config, stop_token_ids: list[int], temperature: float)
 
 def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]]:
     """How groups become a batch, outside the event loop: a large one takes longer than the loop may stand still."""
+    rewards_of = shaping_of(config.overlong, config.sampling.max_tokens)
 
     async def make(step: int, groups: list[Group]) -> Batch:
         return await asyncio.to_thread(
@@ -156,6 +167,8 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
             step,
             groups,
             advantage=ADVANTAGES[config.advantage.name],
+            rewards_of=rewards_of,
+            mask_overlong=config.overlong.mask,
             num_ranks=config.trainer.num_ranks,
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
         )

@@ -200,6 +200,7 @@ class Pipeline:
             pacing=parts.make_pacing(config),
             failure=self._failure,
             first_step=ready.step,
+            refill=parts.make_refill(config),
         )
 
     def _probe(self) -> list[int]:

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prl.advantage import leave_one_out
+from prl.advantage import ADVANTAGES
 from prl.batch import make_batch, make_plan, make_sample
+from prl.config_algorithm import OverlongConfig
+from prl.shaping import shaping_of
 from prl.types import Batch, Group
 from tests.factories import make_completion, make_group, make_prompt
 
@@ -20,7 +22,9 @@ budgets = st.integers(1, 60)
 
 def batch_of(groups: list[Group], *, num_ranks: int = 1, max_tokens: int = 100) -> Batch:
     """The batch of step 5."""
-    return make_batch(5, groups, advantage=leave_one_out, num_ranks=num_ranks, max_tokens_per_microbatch=max_tokens)
+    return make_batch(
+        5, groups, advantage=ADVANTAGES["leave_one_out"], num_ranks=num_ranks, max_tokens_per_microbatch=max_tokens
+    )
 
 
 def test_what_was_sampled_is_what_is_trained() -> None:
@@ -55,6 +59,51 @@ def test_the_denominator_counts_every_sequence_with_a_trained_token() -> None:
     """Field notes D, mean per micro-batch: one global count, and a group that teaches nothing counts as well."""
     groups = [make_group(0, [1.0, 0.0]), make_group(1, [0.5, 0.5, 0.5])]
     assert {batch_of(groups, num_ranks=n, max_tokens=m).num_sequences for n in (1, 2, 7) for m in (1, 4, 100)} == {5}
+
+
+def test_an_overlong_completion_can_be_masked() -> None:
+    """Cut off at a length limit: no token trained, not in the denominator, but its reward is still its group's."""
+    completions = [make_completion([7, 8]), make_completion([7, 8, 9], finish="length"), make_completion([5])]
+    groups = [make_group(0, [1.0, 0.0, 2.0], completions)]
+
+    def batch(*, mask: bool) -> Batch:
+        advantage = ADVANTAGES["group_mean"]
+        return make_batch(0, groups, advantage=advantage, num_ranks=1, max_tokens_per_microbatch=99, mask_overlong=mask)
+
+    kept, masked = batch(mask=False), batch(mask=True)
+    assert (kept.num_sequences, masked.num_sequences) == (3, 2)
+    assert [sum(sample.loss_mask) for sample in masked.samples] == [2, 0, 1]
+    assert masked.samples[1].advantages == [0.0] * 5
+    assert [masked.samples[0], masked.samples[2]] == [kept.samples[0], kept.samples[2]]
+
+
+def test_everything_masked_is_a_batch() -> None:
+    """Field notes D, everything masked: a batch of no sequences, with a plan."""
+    groups = [make_group(0, [1.0, 0.0], [make_completion([7], finish="length"), make_completion([8], finish="length")])]
+    batch = make_batch(
+        0,
+        groups,
+        advantage=ADVANTAGES["leave_one_out"],
+        num_ranks=2,
+        max_tokens_per_microbatch=99,
+        mask_overlong=True,
+    )
+    assert batch.num_sequences == 0
+    assert [len(microbatches) for microbatches in batch.plan] == [1, 1]
+
+
+def test_rewards_are_shaped_before_they_are_compared() -> None:
+    """Equal scores and unequal lengths: what is too long costs, and the advantages say so."""
+    groups = [make_group(0, [1.0, 1.0], [make_completion([7] * 10), make_completion([7] * 6)])]
+    batch = make_batch(
+        0,
+        groups,
+        advantage=ADVANTAGES["leave_one_out"],
+        num_ranks=1,
+        max_tokens_per_microbatch=99,
+        rewards_of=shaping_of(OverlongConfig(buffer=4), max_tokens=10),
+    )
+    assert [sample.advantages[-1] for sample in batch.samples] == [-1.0, 1.0]
 
 
 def test_a_batch_is_a_function_of_its_groups() -> None:

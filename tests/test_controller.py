@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl import virtual_time
-from prl.advantage import leave_one_out
+from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.buffer import Buffer
 from prl.config import EngineConfig
@@ -23,7 +23,9 @@ from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, PrlError, StallError, TrainerError, WeightSyncError
 from prl.failure import FirstFailure, running, together
+from prl.refill import Refill
 from prl.rollout import Rollout, stream_seed
+from prl.shaping import plain
 from prl.simulation import MANIFEST, CallFault
 from prl.sync import WeightSync
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
@@ -82,6 +84,7 @@ async def controller_over(
     seed: int | None = None,
     state: dict[str, Any] | None = None,
     stall_timeout_s: float = 1000.0,
+    max_refills: int | None = None,
 ) -> AsyncIterator[Run]:
     """Start a controller on simulated parts, as the pipeline does."""
     failure = FirstFailure()
@@ -111,7 +114,9 @@ async def controller_over(
     )
 
     async def batch(step: int, groups: list[Group]) -> Batch:
-        return make_batch(step, groups, advantage=leave_one_out, num_ranks=2, max_tokens_per_microbatch=512)
+        return make_batch(
+            step, groups, advantage=ADVANTAGES["leave_one_out"], num_ranks=2, max_tokens_per_microbatch=512
+        )
 
     try:
         opened = await together({}, "open", trainer=trainer.open, engines=engines.open)
@@ -133,6 +138,7 @@ async def controller_over(
             ),
             failure=failure,
             first_step=opened["trainer"].step,
+            refill=None if max_refills is None else Refill(plain, max_refills),
         )
         if state is not None:
             controller.restore(state)
@@ -262,7 +268,9 @@ def test_max_lag_0_equals_an_alternating_loop() -> None:
                     )
                 scores = [await parity(completion, prompt) for completion in completions]
                 groups.append(Group(prompt=prompt, completions=completions, scores=scores))  # type: ignore[arg-type]
-            batch = make_batch(step, groups, advantage=leave_one_out, num_ranks=2, max_tokens_per_microbatch=512)
+            batch = make_batch(
+                step, groups, advantage=ADVANTAGES["leave_one_out"], num_ranks=2, max_tokens_per_microbatch=512
+            )
             batches.append(batch)
             await trainer.train(batch)
             await sync.push(step + 1)
@@ -373,6 +381,61 @@ def test_dropped_rollouts_are_counted_and_refilled() -> None:
     assert all(len(step.groups) == 4 for step in steps)
     assert sum(count for step in steps for count in step.report.dropped.values()) > 0
     assert slots.trained == 24
+
+
+async def by_prompt(completion: Completion, prompt: Prompt) -> Verdict:
+    """Every third prompt has rewards that differ, the others only zeros."""
+    return Score(reward=float(sum(completion.token_ids)) if prompt.id % 3 == 0 else 0.0)
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+def test_groups_that_teach_nothing_are_refilled(max_lag: int) -> None:
+    """Only groups whose rewards differ are trained, in order; the others are counted, and the lag bound holds."""
+
+    async def main() -> tuple[list[Step], Run]:
+        trainer = SimulatedTrainer(step_s=5.0)
+        async with controller_over(score=by_prompt, max_refills=100, max_lag=max_lag, trainer=trainer) as run:
+            return await run.steps(5), run
+
+    steps, run = virtual_time.run(main())
+    trained = [group.prompt.id for step in steps for group in step.groups]
+    assert trained == list(range(0, 60, 3))
+    # every prompt up to the last one trained that was not trained, and some that were under way
+    assert sum(step.report.dropped.get("zero_variance", 0) for step in steps) >= 2 * (57 - 19)
+    assert max(lags(run.trainer)) <= max_lag
+
+
+@pytest.mark.parametrize("max_refills", [0, 3])
+def test_refills_are_bounded(max_refills: int) -> None:
+    """Field notes D, filter removes everything: with a constant reward each step trains after that many refills."""
+
+    async def constant(_: Completion, __: Prompt) -> Verdict:
+        return Score(reward=1.0)
+
+    async def main() -> list[Step]:
+        async with controller_over(score=constant, max_refills=max_refills, max_lag=0) as run:
+            return await run.steps(4)
+
+    steps = virtual_time.run(main())
+    assert [len(step.groups) for step in steps] == [4] * 4
+    assert [step.report.dropped.get("zero_variance", 0) for step in steps] == [2 * max_refills] * 4
+
+
+def test_a_resumed_run_does_not_train_what_was_refused() -> None:
+    """A refused prompt is done with: the checkpoint neither keeps nor repeats it."""
+
+    async def part(count: int, state: dict[str, Any] | None) -> tuple[list[int], dict[str, Any]]:
+        async with controller_over(max_lag=2, score=by_prompt, max_refills=100, state=state) as run:
+            steps = await run.steps(count)
+            saved = msgspec.json.decode(msgspec.json.encode(run.controller.state()))
+        return [group.prompt.id for step in steps for group in step.groups], saved
+
+    async def main() -> list[int]:
+        first, state = await part(3, None)
+        second, _ = await part(3, state)
+        return first + second
+
+    assert virtual_time.run(main()) == list(range(0, 72, 3))
 
 
 def test_the_report_adds_up() -> None:

@@ -7,9 +7,11 @@ import struct
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from prl.config import Config, EngineConfig, TrainerConfig
+from prl.config_algorithm import KlConfig
 from prl.errors import ConfigError
 from prl.memory import GIB, ModelShape, estimate, gpu_memory, machine_memory, read_shape
 from tests.model_folder import NUM_PARAMETERS, make_model_folder
@@ -81,6 +83,8 @@ def test_the_estimate_is_the_sum_of_terms_that_can_be_checked_by_hand() -> None:
     state, activations, logits = 7_600_000_000 * 16 // 4, 8192 * 28 * 3584 * 2 * 2, 2 * 8192 * 152_064 * 4
     assert need.rank == state + activations + logits
     assert need.total > 4 * (need.engine + need.rank)
+    with_reference = msgspec.structs.replace(config, kl=KlConfig(coefficient=0.1))
+    assert estimate(with_reference, BIG, on_gpu=True).rank == need.rank + 7_600_000_000 * 4 // 4
 
 
 def test_on_a_cpu_the_cache_is_as_large_as_configured_at_most() -> None:

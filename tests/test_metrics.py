@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from prl.advantage import leave_one_out
+from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.metrics import LagSummary, Meter, StepReport, Timing, lag_of, step_report
 from prl.sync import PushReport
@@ -39,7 +39,9 @@ TIMING = Timing(step_s=6.0, wait_batch_s=1.0, engine_busy=0.75, tokens_generated
 def batch_of(step: int, *completions: Completion) -> Batch:
     """A batch for ``step`` of one group of these completions."""
     groups = [make_group(0, [0.0] * len(completions), completions)]
-    return make_batch(step, groups, advantage=leave_one_out, num_ranks=1, max_tokens_per_microbatch=10_000)
+    return make_batch(
+        step, groups, advantage=ADVANTAGES["leave_one_out"], num_ranks=1, max_tokens_per_microbatch=10_000
+    )
 
 
 def report(**changes: Any) -> StepReport:
@@ -133,6 +135,7 @@ def test_a_report_by_hand() -> None:
         "kl_behaviour": 0.01,
         "clip_frac": 0.125,
         "entropy": 0.7,
+        "kl_reference": None,
         "loss": 0.25,
         "grad_norm": 1.5,
         "lr": 1e-3,

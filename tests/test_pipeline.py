@@ -20,6 +20,7 @@ from prl.config import (
     SamplingConfig,
     TrainerConfig,
 )
+from prl.config_algorithm import AdvantageConfig, OverlongConfig
 from tests.virtual import in_virtual_time
 
 
@@ -58,6 +59,23 @@ def lines(path: Path) -> list[dict[str, Any]]:
 async def take_steps(pipeline: prl.Pipeline, count: int) -> list[prl.StepReport]:
     """Take ``count`` steps."""
     return [await pipeline.step() for _ in range(count)]
+
+
+@in_virtual_time
+async def test_the_algorithm_is_what_the_configuration_says(tmp_path: Path) -> None:
+    """Overlong masking takes tokens and sequences away, and refilled groups are in the metrics."""
+    config = simulated(
+        sampling=SamplingConfig(max_tokens=8),
+        advantage=AdvantageConfig(name="group_mean", zero_variance="refill", max_refills=5),
+        overlong=OverlongConfig(buffer=2, mask=True),
+    )
+    async with prl.Pipeline(config, run_dir=tmp_path / "run") as pipeline:
+        await take_steps(pipeline, 4)
+    assert prl.load_config(tmp_path / "run" / "config.toml") == config
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert sum(line.get("dropped_zero_variance", 0) for line in metrics) > 0
+    sampled = sum(line["length_mean"] * line["samples"] for line in metrics)
+    assert sum(line["tokens_trained"] for line in metrics) < sampled
 
 
 @in_virtual_time

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from prl.advantage import leave_one_out
+from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.config import EngineConfig
 from prl.engines.pool import EnginePool
@@ -60,7 +60,9 @@ async def train(trainer: SimulatedTrainer) -> int:
     """Make the next version of the weights and return its number."""
     groups = [make_group(trainer.step, [1.0, 0.0])]
     await trainer.train(
-        make_batch(trainer.step, groups, advantage=leave_one_out, num_ranks=1, max_tokens_per_microbatch=100)
+        make_batch(
+            trainer.step, groups, advantage=ADVANTAGES["leave_one_out"], num_ranks=1, max_tokens_per_microbatch=100
+        )
     )
     return trainer.step
 

@@ -47,11 +47,14 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     kl_behaviour: float
     """Mean of log mu - log pi over sampled tokens: how far the trained policy has moved from the sampler."""
     clip_frac: float
+    """Share of the tokens on which the loss's bound (truncation, clip or mask) was at work."""
     entropy: float
     """Mean entropy of log_softmax(logits / temperature) at trained positions."""
+    kl_reference: float | None = None
+    """Mean of the estimate of ``[kl]``, before its coefficient; None without a reference."""
     tokens_trained: int
     skipped: bool
-    """True where a non-finite loss or gradient made all ranks leave the weights as they were."""
+    """True where a loss, gradient or log-probability that is not finite made all ranks leave the weights alone."""
     train_s: float
 
 

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -30,9 +31,9 @@ from prl.errors import TrainerError
 from prl.trainer import checkpoint, shards
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.export import export
-from prl.trainer.loss import LossTerms, policy_loss
+from prl.trainer.loss import Loss, LossTerms
 from prl.trainer.microbatch import pack, scored
-from prl.trainer.model import check_policy, load_policy, parameters_of
+from prl.trainer.model import Policy, check_policy, load_policy, parameters_of
 from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tensors
 from prl.trainer.publish import Publisher
 from prl.types import Sample, WeightGroup, WeightUpdate
@@ -52,6 +53,8 @@ class Learner:
             model, device, dtype, activation_checkpointing=config.trainer.activation_checkpointing
         )
         self.parameters = parameters_of(self.policy)
+        self._loss = Loss(config)
+        self._reference = self._load_reference(dtype)
         self.optimizer = make_optimizer(self.parameters.values(), config.trainer)
         self.step = 0
         if resume is not None:
@@ -87,12 +90,13 @@ class Learner:
         total = dict(zip(LossTerms._fields, sums, strict=True))
         norm = math.sqrt(gradient_square) if gradient_square >= 0 else math.nan
         lr = learning_rate(step, self._config.trainer, self._config.run.num_steps)
-        skipped = not (math.isfinite(norm) and math.isfinite(total["loss"]))
+        skipped = not all(map(math.isfinite, (norm, *sums)))
         if not skipped and total["tokens"] > 0:
             self._apply(lr, norm)
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return _report(step, total, norm, lr, skipped=skipped, train_s=time.monotonic() - started)
+        report = _report(step, total, norm, lr, skipped=skipped, train_s=time.monotonic() - started)
+        return report if self._reference is not None else msgspec.structs.replace(report, kl_reference=None)
 
     def accumulate(self, microbatches: list[list[Sample]], num_sequences: int) -> Tensor:
         """Add the gradient of these micro-batches; returns this rank's sums, in the order of ``LossTerms``."""
@@ -131,18 +135,20 @@ class Learner:
         self._publisher.close()
         dist.destroy_process_group()
 
+    def _load_reference(self, dtype: torch.dtype) -> Policy | None:
+        """The model that the run started from, sharded like the policy and frozen: what ``[kl]`` is relative to."""
+        if self._config.kl.coefficient == 0:
+            return None
+        reference = load_policy(self._model, self._device, dtype)
+        reference.requires_grad_(requires_grad=False)
+        return reference
+
     def _backward(self, samples: list[Sample], num_sequences: int) -> LossTerms:
         batch = pack(samples, self._device, single_row=self.policy.single_row)
-        logprobs_N, entropy_N = self.policy(batch, self._config.sampling.temperature)
-        loss, terms = policy_loss(
-            logprobs_N,
-            batch.behaviour_N,
-            batch.advantages_N,
-            entropy_N,
-            batch.trained_N,
-            ratio_clip=self._config.loss.ratio_clip,
-            num_sequences=num_sequences,
-        )
+        temperature = self._config.sampling.temperature
+        reference_N = None if self._reference is None else self._reference.score(batch, temperature)
+        logprobs_N, entropy_N = self.policy(batch, temperature, entropy_gradient=self._config.loss.entropy_bonus > 0)
+        loss, terms = self._loss(logprobs_N, entropy_N, batch, reference_N=reference_N, num_sequences=num_sequences)
         loss.backward()  # type: ignore[no-untyped-call]
         return terms
 
@@ -200,6 +206,7 @@ def _report(
         kl_behaviour=total["kl_behaviour"] / per_token,
         clip_frac=total["clipped"] / per_token,
         entropy=total["entropy"] / per_token,
+        kl_reference=total["kl_reference"] / per_token,
         tokens_trained=int(num_tokens),
         skipped=skipped,
         train_s=train_s,

@@ -37,6 +37,8 @@ from prl.trainer.microbatch import MicroBatch, pack, scored
 
 MAX_LOGITS = 1 << 25
 """Most logits that exist at once: 128 MiB in float32, a few times over while a piece is worked on."""
+MIN_LOGPROB = -1e4
+"""exp of this is 0 in float64 too."""
 
 
 class Policy(nn.Module):
@@ -50,26 +52,33 @@ class Policy(nn.Module):
         self.tensors: dict[str, Tensor] = {}
         """Every tensor of a checkpoint by its canonical name: sharded parameters, then persistent buffers."""
 
-    def forward(self, batch: MicroBatch, temperature: float, *, direct: bool = False) -> tuple[Tensor, Tensor]:
-        """Log-probability (with gradient) and entropy (without) of ``batch``'s N targets, float32.
+    def forward(
+        self, batch: MicroBatch, temperature: float, *, direct: bool = False, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability (with gradient) and entropy of ``batch``'s N targets, float32.
 
         Both are of log_softmax(logits / temperature). ``direct`` takes the logits from the model's own forward pass
-        instead of the piecewise head: the reference of ``check_policy``.
+        instead of the piecewise head: the reference of ``check_policy``. The entropy has a gradient only where one is
+        asked for: it costs as much again as that of the log-probabilities.
         """
         rows = {"input_ids": batch.token_ids_RL, "position_ids": batch.positions_RL, "use_cache": False}
         if direct:
-            return _judge(self.lm(**rows).logits.flatten(0, 1)[batch.at_N], batch.targets_N, temperature)
+            logits_NV = self.lm(**rows).logits.flatten(0, 1)[batch.at_N]
+            return _judge(logits_NV, batch.targets_N, temperature, entropy_gradient=entropy_gradient)
         hidden_ND = self.lm.base_model(**rows).last_hidden_state.flatten(0, 1)[batch.at_N]
         size = max(1, MAX_LOGITS // self.lm.config.vocab_size)
         pieces = [
-            checkpoint(self._head, hidden, targets, temperature, use_reentrant=False)
+            checkpoint(self._head, hidden, targets, temperature, entropy_gradient=entropy_gradient, use_reentrant=False)
             for hidden, targets in zip(torch.split(hidden_ND, size), torch.split(batch.targets_N, size), strict=True)
         ]
         logprobs, entropies = zip(*pieces, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
 
-    def _head(self, hidden_ND: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        return _judge(self.lm.get_output_embeddings()(hidden_ND), targets_N, temperature)
+    def _head(
+        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor]:
+        logits_NV = self.lm.get_output_embeddings()(hidden_ND)
+        return _judge(logits_NV, targets_N, temperature, entropy_gradient=entropy_gradient)
 
     @torch.no_grad()
     def score(self, batch: MicroBatch, temperature: float, *, direct: bool = False) -> Tensor:
@@ -82,10 +91,13 @@ class Policy(nn.Module):
         return logprobs_N
 
 
-def _judge(logits_NV: Tensor, targets_N: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _judge(
+    logits_NV: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
-    with torch.no_grad():
-        entropy_N = -torch.special.xlogy(p := logprobs_NV.exp(), p).sum(-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        # the bound turns 0 * -inf into 0, in the value and in the gradient, where a token's probability is 0
+        entropy_N = -(logprobs_NV.exp() * logprobs_NV.clamp(min=MIN_LOGPROB)).sum(-1)
     return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
 
 

@@ -19,11 +19,27 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from prl.trainer.learner import Learner
+from prl.trainer.loss import Loss
 from prl.types import Batch
 from tests.trainer.cases import make_batch, make_config, random_samples
 
 CPU = torch.device("cpu")
 NUM_STEPS, SAVED_AT = 6, 3
+PENALTY = {"coefficient": 0.5}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "ppo": {"loss": {"name": "ppo", "clip_low": 0.6, "clip_high": 0.9}, "kl": PENALTY},
+    "cispo": {
+        "loss": {"name": "cispo", "aggregation": "fixed_length", "entropy_bonus": 0.1},
+        "kl": {**PENALTY, "where": "reward", "estimator": "k1"},
+    },
+    "gspo": {
+        "loss": {"name": "gspo", "aggregation": "sequence_mean", "clip_low": 0.9, "clip_high": 2.0},
+        "kl": {**PENALTY, "estimator": "k2"},
+    },
+    "decoupled_ppo": {"loss": {"name": "decoupled_ppo", "anchor": "recomputed"}, "kl": PENALTY},
+    "masked_importance": {"loss": {"name": "masked_importance", "mask_low": 0.1}, "kl": {**PENALTY, "estimator": "k1"}},
+}
+"""Tables for each loss but the default; together they use every aggregation, estimator and place."""
 
 
 def whole(tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -51,6 +67,20 @@ def share(batch: Batch) -> list[list[Any]]:
     return [[batch.samples[index] for index in microbatch] for microbatch in batch.plan[dist.get_rank()]]
 
 
+def penalised(model: Path, **trainer: Any) -> Learner:
+    """A learner with a reference, one step away from it."""
+    learner = Learner(
+        make_config(model, kl=PENALTY, loss={"entropy_bonus": 0.1}, trainer=trainer), str(model), None, CPU
+    )
+    train(learner, make_batch(0, dist.get_world_size()))
+    return learner
+
+
+def take_loss(learner: Learner, variant: str) -> None:
+    """Give the learner the loss of a variant."""
+    learner._loss = Loss(make_config(Path("m"), **VARIANTS[variant]))
+
+
 def draws() -> list[float]:
     """One number from each generator."""
     return [random.random(), float(np.random.random()), torch.rand(()).item()]  # noqa: NPY002 -- the global ones
@@ -68,6 +98,18 @@ def session(model: Path, folder: Path) -> None:
     tensors = whole(gradients(learner), "gradient")
     learner.accumulate([random_samples(5, 1)] if rank == 0 else [[]], 1)
     tensors |= whole(gradients(learner), "idle")
+
+    other = penalised(model, num_ranks=num_ranks)
+    batch = make_batch(1, num_ranks)
+    for variant in VARIANTS:
+        take_loss(other, variant)
+        other.accumulate(share(batch), batch.num_sequences)
+        tensors |= whole(gradients(other), variant)
+    numbers["penalised"] = train(other, batch)
+
+    longer = Learner(make_config(model, run={"num_steps": 30}, trainer={"num_ranks": num_ranks}), str(model), None, CPU)
+    numbers["thirty"] = [train(longer, make_batch(step, num_ranks)).grad_norm for step in range(30)]
+    tensors |= whole(longer.policy.tensors, "thirty")
 
     reports = [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT)]
     draws()  # so that what is saved is not the state of the seed

@@ -20,6 +20,7 @@ from safetensors.torch import load_file  # noqa: E402 -- after the check for tor
 
 from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
 from prl.trainer.learner import Learner  # noqa: E402
+from prl.trainer.loss import Loss  # noqa: E402
 from prl.trainer.microbatch import pack, scored  # noqa: E402
 from prl.types import Sample, WeightUpdate  # noqa: E402
 from tests.trainer import rank_session  # noqa: E402
@@ -128,6 +129,94 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(
     _assert_close(_gradient(learner, microbatches, len(SAMPLES)), expected)
 
 
+@pytest.fixture(scope="module")
+def penalised(models: dict[str, Path], one_rank: None) -> Learner:
+    """A learner with a reference, one step away from it."""
+    return rank_session.penalised(models["tied"])
+
+
+@pytest.mark.parametrize("variant", rank_session.VARIANTS)
+def test_no_loss_depends_on_how_the_batch_is_cut(
+    penalised: Learner, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Field notes D: every loss and penalty is the same one by one, reordered, in one row, and with masked samples."""
+    rank_session.take_loss(penalised, variant)
+    expected = _gradient(penalised, [SAMPLES], len(SAMPLES))
+    assert max(each.abs().max() for each in expected.values()) > 0
+    extra = list(map(masked, random_samples(9, 3)))
+    for microbatches in ([[each] for each in SAMPLES], [SAMPLES[5:][::-1], [*extra, *SAMPLES[:5]], [], extra]):
+        _assert_close(_gradient(penalised, microbatches, len(SAMPLES)), expected, 2e-6)
+    monkeypatch.setattr(penalised.policy, "single_row", True)
+    _assert_close(_gradient(penalised, [[*extra, *SAMPLES]], len(SAMPLES)), expected, 2e-6)
+
+
+def test_a_penalised_gradient_is_that_of_a_plain_loop(penalised: Learner, models: dict[str, Path]) -> None:
+    """PPO with k3 to the first model in the loss, written out over single sequences."""
+    from transformers import AutoModelForCausalLM
+
+    first, lm = (AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32).eval() for _ in range(2))
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            parameter.copy_(penalised.parameters[name].full_tensor())
+    loss = torch.zeros(())
+    for each in SAMPLES:
+        ids = torch.tensor([each.token_ids])
+        logits = lm(input_ids=ids, use_cache=False).logits[0] / 0.8
+        with torch.no_grad():
+            ref_logits = first(input_ids=ids, use_cache=False).logits[0] / 0.8
+        for t, mask in enumerate(each.loss_mask):
+            if mask:
+                logprob = torch.log_softmax(logits[t - 1], -1)[each.token_ids[t]]
+                ratio = torch.exp(logprob - each.logprobs[t])
+                gap = torch.log_softmax(ref_logits[t - 1], -1)[each.token_ids[t]] - logprob
+                held = torch.clamp(ratio, 1 - 0.6, 1 + 0.9) * each.advantages[t]
+                penalty = 0.5 * (torch.exp(gap) - 1 - gap)
+                loss = loss + (penalty - torch.minimum(ratio * each.advantages[t], held)) / len(SAMPLES)
+    loss.backward()
+    rank_session.take_loss(penalised, "ppo")
+    expected = {f"g/{name}": parameter.grad for name, parameter in lm.named_parameters()}
+    _assert_close(_gradient(penalised, [SAMPLES[:3], SAMPLES[3:]], len(SAMPLES)), expected, 1e-5)
+
+
+def test_the_reference_is_the_model_that_the_run_started_from(models: dict[str, Path], tmp_path: Path) -> None:
+    """At the start the policy is its reference, a step later it is not, and a resumed run keeps the first one."""
+    learner = Learner(make_config(models["tied"], kl={"coefficient": 0.1}), str(models["tied"]), None, CPU)
+    first, second = (rank_session.train(learner, make_batch(step, 1)).kl_reference for step in range(2))
+    assert first == pytest.approx(0.0, abs=1e-9)
+    assert second > 1e-6
+    learner.save(tmp_path / "step-000002", {})
+    resumed = Learner(learner._config, str(models["tied"]), tmp_path / "step-000002", CPU)
+    following = [rank_session.train(each, make_batch(2, 1)) for each in (learner, resumed)]
+    assert following[0].kl_reference == following[1].kl_reference > second / 2
+
+
+def test_a_reference_is_kept_only_for_a_penalty(learner: Learner) -> None:
+    """Without a coefficient there is no second copy, and nothing is reported."""
+    assert learner._reference is None
+    assert learner.train(learner.step, [[]], 0).kl_reference is None
+    learner.step -= 1
+
+
+def test_an_entropy_bonus_raises_the_entropy(models: dict[str, Path]) -> None:
+    """With advantages of 0 the bonus is all there is: its gradient is that of the mean entropy, written out."""
+    from transformers import AutoModelForCausalLM
+
+    config = make_config(models["tied"], loss={"entropy_bonus": 0.5, "aggregation": "sequence_mean"})
+    learner = Learner(config, str(models["tied"]), None, CPU)
+    samples = [msgspec.structs.replace(each, advantages=[0.0] * len(each.advantages)) for each in SAMPLES]
+    lm = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32).eval()
+    loss = torch.zeros(())
+    for each in samples:
+        logits = lm(input_ids=torch.tensor([each.token_ids]), use_cache=False).logits[0] / 0.8
+        log_p = torch.log_softmax(logits, -1)
+        trained = [t for t, mask in enumerate(each.loss_mask) if mask]
+        for t in trained:
+            loss = loss + 0.5 * (log_p[t - 1].exp() * log_p[t - 1]).sum() / len(trained) / len(samples)
+    loss.backward()
+    expected = {f"g/{name}": parameter.grad for name, parameter in lm.named_parameters()}
+    _assert_close(_gradient(learner, [samples[:4], samples[4:]], len(samples)), expected, 1e-5)
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_on_policy_the_ratio_is_one(models: dict[str, Path], temperature: float) -> None:
     """With the policy's own log-probabilities as behaviour, ESS is 1, KL 0 and nothing is clipped."""
@@ -202,6 +291,32 @@ def test_a_non_finite_advantage_skips_the_step(models: dict[str, Path], bad: flo
     assert following.lr == pytest.approx(1e-3)
 
 
+@pytest.mark.parametrize("variant", rank_session.VARIANTS)
+def test_an_impossible_log_probability_skips_the_step_under_every_loss(models: dict[str, Path], variant: str) -> None:
+    """-inf of a sampled token: some losses bound the ratio to a finite number, and still the step is skipped."""
+    learner = Learner(make_config(models["tied"]), str(models["tied"]), None, CPU)
+    rank_session.take_loss(learner, variant)
+    broken = sample([4, 5, 6], 1, 1.0)
+    broken.logprobs[-1] = -math.inf
+    before = rank_session.whole(learner._checkpointed(), "")
+    assert learner.train(0, [[*SAMPLES, broken]], 10).skipped
+    after = rank_session.whole(learner._checkpointed(), "")
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("variant", ["reinforce", "ppo", "gspo", "masked_importance"])
+def test_zero_variance_on_everything_is_a_step_without_a_gradient(learner: Learner, variant: str) -> None:
+    """Advantages of 0 everywhere, one sample or many: loss and gradient are exactly 0."""
+    flat = [msgspec.structs.replace(each, advantages=[0.0] * len(each.advantages)) for each in SAMPLES]
+    before = learner._loss
+    learner._loss = Loss(make_config(Path("m"), loss={"name": variant}))
+    for samples in (flat, flat[:1]):
+        sums = learner.accumulate([samples], len(samples))
+        assert sums[0].item() == 0.0
+        assert all(not each.any() for each in rank_session.whole(rank_session.gradients(learner), "g").values())
+    learner._loss = before
+
+
 def test_versions_and_steps_cannot_drift(learner: Learner) -> None:
     """A batch for another step and an update of another version are refused."""
     with pytest.raises(TrainerError, match="for step 4, but the trainer has completed 0"):
@@ -237,13 +352,35 @@ def test_two_ranks_have_the_gradient_of_one(one: Path, two: Path) -> None:
         _assert_close(_tensors(two, kind), expected)
 
 
+def test_two_ranks_have_the_gradient_of_one_under_every_loss(one: Path, two: Path) -> None:
+    """With a reference, an entropy bonus and every aggregation, over one rank and two."""
+    for variant in rank_session.VARIANTS:
+        _assert_close(_tensors(two, variant), _tensors(one, variant), 2e-6)
+    first, second = (_numbers(folder)["penalised"] for folder in (one, two))
+    assert {**second, "train_s": 0} == pytest.approx({**first, "train_s": 0}, rel=1e-4, abs=1e-6)
+    assert first["kl_reference"] != 0
+
+
 def test_two_ranks_learn_what_one_learns(one: Path, two: Path) -> None:
     """After six steps the weights agree, and so does every reported number but the time."""
     _assert_close(_tensors(two, "straight"), _tensors(one, "straight"), 1e-5)
     for a, b in zip(_numbers(one)["reports"], _numbers(two)["reports"], strict=True):
-        assert {k: v for k, v in b.items() if k != "train_s"} == pytest.approx(
-            {k: v for k, v in a.items() if k != "train_s"}, rel=1e-4, abs=1e-6
+        assert {**b, "train_s": 0, "kl_reference": 0} == pytest.approx(
+            {**a, "train_s": 0, "kl_reference": 0}, rel=1e-4, abs=1e-6
         )
+
+
+def test_thirty_steps_on_two_ranks_make_the_weights_of_one(one: Path, two: Path, models: dict[str, Path]) -> None:
+    """On the same batches the weights differ by float32 rounding only, after a way that is far longer than that."""
+    from transformers import AutoModelForCausalLM
+
+    alone, together = _tensors(one, "thirty"), _tensors(two, "thirty")
+    _assert_close(together, alone, 1e-4)
+    lm = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32)
+    first = {name: parameter.detach() for name, parameter in lm.named_parameters()}
+    with pytest.raises(AssertionError):
+        _assert_close(alone, first, 1e-2)
+    assert _numbers(two)["thirty"] == pytest.approx(_numbers(one)["thirty"], rel=1e-2)
 
 
 def test_both_ranks_say_the_same(two: Path) -> None:

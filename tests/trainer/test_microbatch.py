@@ -22,7 +22,14 @@ def test_each_target_is_predicted_from_the_position_before_it() -> None:
     assert batch.targets_N.tolist() == [6, 7, 11]
     assert batch.behaviour_N.tolist() == [-1.0, -1.0, -2.0]
     assert batch.advantages_N.tolist() == [0.5, 0.5, -0.5]
+    assert batch.sequence_N.tolist() == [0, 0, 1]
     assert batch.trained_N.tolist() == [True, True, True]
+
+
+def test_sequences_are_numbered_without_gaps() -> None:
+    """Samples with nothing to train have no number: per-sequence sums have one entry per trained sample."""
+    samples = [sample([5, 6, 7], 1, 0.5), masked(sample([5, 6, 7], 1, 0.0)), sample([8, 9, 10], 2, 0.5)]
+    assert pack(samples, CPU).sequence_N.tolist() == [0, 0, 1]
 
 
 def test_rows_are_as_long_as_the_longest_sample_and_shared() -> None:

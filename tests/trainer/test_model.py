@@ -175,3 +175,23 @@ def test_an_impossible_token_gets_minus_infinity_and_a_finite_entropy() -> None:
     logprobs, entropy = model_module._judge(logits, torch.tensor([2]), 1.0)
     assert logprobs.item() == -math.inf
     assert entropy.item() == pytest.approx(math.log(2))
+
+
+def test_the_gradient_of_the_entropy_is_exact_and_finite() -> None:
+    """By the logits it is -p (log p + H) / temperature in float32; a probability of 0 has a gradient of 0, not NaN."""
+    logits = torch.tensor([[1.0, -2.0, 0.5, -math.inf, -300.0]], requires_grad=True)
+    _, entropy = model_module._judge(logits, torch.tensor([0]), 0.5, entropy_gradient=True)
+    (gradient,) = torch.autograd.grad(entropy.sum(), logits)
+    p = torch.softmax(logits.detach().double()[0] / 0.5, -1)
+    log_p = p.log().clamp(min=-1e4)
+    expected = -p * (log_p - (p * log_p).sum()) / 0.5
+    assert gradient[0].tolist() == pytest.approx(expected.tolist(), rel=1e-5, abs=1e-7)
+
+
+def test_the_entropy_has_a_gradient_only_where_one_is_asked_for() -> None:
+    """Without a bonus its graph is not kept."""
+    logits = torch.zeros(1, 3, requires_grad=True)
+    for wanted in (False, True):
+        logprobs, entropy = model_module._judge(logits, torch.tensor([0]), 1.0, entropy_gradient=wanted)
+        assert logprobs.requires_grad
+        assert entropy.requires_grad is wanted
