@@ -179,7 +179,7 @@ class Controller:
             lag_s = now - asleep_at - PULSE_S
             self.meter.loop_lag_s = max(self.meter.loop_lag_s, lag_s)
             if lag_s > LOOP_LAG_WARNING_S:
-                log.warning("the event loop was blocked", seconds=round(lag_s, 3))
+                log.warning("the event loop stood still: blocking code, or a busy machine", seconds=round(lag_s, 3))
             if (latest := self._progress()) != progress or not self._waits_for_batch:
                 progress, since = latest, now
             elif now - since > self._pacing.stall_timeout_s:

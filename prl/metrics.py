@@ -66,7 +66,13 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
         dropped: dict[str, int] = flat.pop("dropped")
         if self.kl_reference is None:
             del flat["kl_reference"]
-        return {**flat, **{f"dropped_{reason}": count for reason, count in dropped.items()}}
+        rounded = {name: _rounded(value) for name, value in flat.items()}
+        return {**rounded, **{f"dropped_{reason}": count for reason, count in dropped.items()}}
+
+
+def _rounded(value: object) -> object:
+    """A number as people read it: six digits are more than a step's noise."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 class LagSummary(msgspec.Struct, frozen=True, kw_only=True):

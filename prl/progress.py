@@ -45,8 +45,8 @@ class Progress:
         self._recent.append(report)
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Count one evaluation, made after the steps so far."""
-        self.evaluations.append((self.step, evaluation))
+        """Count one evaluation, of the weights after as many steps as its version says."""
+        self.evaluations.append((evaluation.version, evaluation))
 
     @property
     def seconds_left(self) -> float | None:

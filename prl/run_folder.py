@@ -100,7 +100,7 @@ class Totals(msgspec.Struct, kw_only=True):
             ess_mean=self.ess_sum / self.ess_steps if self.ess_steps else None,
             num_engines=num_engines,
             num_versions_max_in_sample=self.num_versions_max,
-            wall_s=self.wall_s,
+            wall_s=round(self.wall_s, 3),
             error=error,
         )
 

@@ -73,7 +73,7 @@ def _numbers(summary: Summary, latest: Evaluation | None) -> Iterator[tuple[str,
             "lag",
             Text(
                 f"at most {_steps(summary.lag_max)}, {summary.lag_mean:.2f} on average;"
-                f" up to {summary.num_versions_max_in_sample} weight versions in one sample"
+                f" up to {summary.num_versions_max_in_sample} weight version(s) in one sample"
             ),
         )
         generated, trained = f"{summary.tokens_generated:,}", f"{summary.tokens_trained:,}"

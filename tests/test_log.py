@@ -206,8 +206,8 @@ def test_the_program_captures_what_other_libraries_say(
 ) -> None:
     """Their warnings go to the file only, their errors to people too, Python's warnings to the file."""
     with log.captured():
-        logging.getLogger("vllm.engine").warning("slow %s", "tokenizer")
-        logging.getLogger("vllm.engine").error("dead")
+        logging.getLogger("some_library.engine").warning("slow %s", "tokenizer")
+        logging.getLogger("some_library.engine").error("dead")
         structlog.get_logger().info("from a reward", x=1)
         with warnings.catch_warnings():
             warnings.simplefilter("always")

@@ -27,9 +27,9 @@ def report(step: int, **changes: Any) -> StepReport:
     return msgspec.convert({**fields, **changes}, StepReport)
 
 
-def evaluation(reward: float) -> Evaluation:
+def evaluation(reward: float, version: int = 0) -> Evaluation:
     """A result on held-out prompts."""
-    return Evaluation(version=0, reward_mean=reward, interval=0.05, num_samples=128, num_failed=0, answers=[])
+    return Evaluation(version=version, reward_mean=reward, interval=0.05, num_samples=128, num_failed=0, answers=[])
 
 
 class Clock:
@@ -131,7 +131,7 @@ def test_plain_stages_say_when(clock: Clock) -> None:
     panel.stage("sending the first weights")
     panel.evaluated(evaluation(0.25))
     panel.update(report(1))
-    panel.evaluated(evaluation(0.75))
+    panel.evaluated(evaluation(0.75, version=1))
     assert out.getvalue().splitlines()[1:4] == [
         "[0:00] starting 2 engines",
         "[1:05] sending the first weights",
@@ -162,7 +162,7 @@ def test_the_live_panel_shows_the_facts_of_the_run(clock: Clock) -> None:
     panel.evaluated(evaluation(0.25))
     for step in range(1, 5):
         panel.update(report(step, dropped={"timeout": 1}))
-    panel.evaluated(evaluation(0.5))
+    panel.evaluated(evaluation(0.5, version=4))
     lines = draw(panel)
     panel.close()
     rows = {line.split("  ")[0].strip(): line for line in lines[1:-1]}

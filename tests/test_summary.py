@@ -65,7 +65,7 @@ def test_it_says_what_was_learned_and_how_it_answers(tmp_path: Path) -> None:
         "Done after 300 steps in 2:31\n"
         "  accuracy  25.0% before, 91.4% after (+66.4%), 256 held-out prompts, +- 3.4%\n"
         "  reward    0.210 at the first step, 0.900 at the last\n"
-        "  lag       at most 1 step, 0.62 on average; up to 3 weight versions in one sample\n"
+        "  lag       at most 1 step, 0.62 on average; up to 3 weight version(s) in one sample\n"
         "  tokens    1,200,000 generated, 1,140,000 trained (95%)\n"
         "  ESS       0.990 on average (1 is on policy)\n"
         "\n"
