@@ -25,6 +25,7 @@ from prl.process import signal_group
 from prl.rewards.worker import Question, Reply
 from prl.wire import Channel, WireClosedError
 
+_REAP_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 5.0
 
@@ -174,7 +175,9 @@ class _Worker:
             return
         if self._process.returncode is None:
             signal_group(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
+            with contextlib.suppress(TimeoutError):  # the kernel may hold a killed process; nobody waits for that
+                async with asyncio.timeout(_REAP_TIMEOUT_S):
+                    await self._process.wait()
         if self._state != "none":
             self._channel.close()
             self._output.close()
