@@ -1,4 +1,4 @@
-"""argv -> Config -> event loop -> exit code.
+"""argv -> a command of ``commands/`` -> exit code.
 
 - Exit 0: done, or stopped by the first SIGINT or SIGTERM after finishing the step and saving. 1: the run failed.
   2: bad input, one line on stderr for each fault, nothing started. 130: ended at start-up, or by the second signal.
@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import os
-import shlex
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from prl.errors import ConfigError, MissingExtraError
 
-if TYPE_CHECKING:
-    from prl.preflight import Finding
-
-OK, BAD_INPUT, INTERRUPTED = 0, 2, 130
+BAD_INPUT, INTERRUPTED = 2, 130
+_COMMANDS = ("run",)
+"""Modules of ``prl.commands``, in the order of ``prl --help``."""
 _THREADS_TIMEOUT_S = 2.0
 
 _DESCRIPTION = """\
@@ -40,28 +39,13 @@ examples:
   prl run configs/math.toml --set run.num_steps=20      change a key for this run
   prl run --help                                        more about running"""
 
-_RUN_EXAMPLES = """\
-examples:
-  prl run configs/math.toml
-  prl run configs/math.toml --set trainer.learning_rate=1e-4 --set engine.count=1
-  prl run configs/math.toml --set model=Qwen/Qwen2.5-0.5B-Instruct --set rewards.0.weight=2
-  prl run configs/math.toml --set pipeline.max_lag=unset          the paper's mode: lag follows from the load
-  prl run configs/math.toml --run-dir runs/try --resume           go on where that run was saved
-
-what happens:
-  The first Ctrl-C finishes the step, saves and leaves with 0; the second ends everything at once.
-  Results are in the run folder: metrics.jsonl, samples.jsonl, checkpoints/, export/, summary.json.
-
-exit codes:
-  0 done or stopped   1 the run failed   2 bad input, nothing started   130 interrupted"""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` names and return its exit code."""
     _tolerate_any_text()
     arguments = _arguments(argv)
     try:
-        code = _run(arguments)
+        code: int = arguments.command(arguments)
     except (ConfigError, MissingExtraError) as error:
         _complain(str(error))
         code = BAD_INPUT
@@ -83,38 +67,6 @@ def _leave_hung_threads(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _show_findings(findings: Sequence[Finding]) -> None:
-    """What ``--check`` found, one line each."""
-    from rich.table import Table  # noqa: PLC0415 - --help stays quick
-    from rich.text import Text  # noqa: PLC0415 - the same
-
-    from prl.panel import make_console, show  # noqa: PLC0415 - the same
-
-    table = Table.grid(padding=(0, 2))
-    for finding in findings:
-        mark = Text("note", "yellow") if finding.is_note else Text("ok", "green")
-        table.add_row(mark, finding.topic, Text(finding.text))
-    console = make_console()
-    show(console, table)
-    show(console, "Nothing was started.")
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from prl.settings import load_config  # noqa: PLC0415 - --help stays quick
-
-    config = load_config(arguments.config, arguments.set)
-    if arguments.check:
-        from prl import preflight  # noqa: PLC0415 - the same
-
-        _show_findings(preflight.check(config))
-        return OK
-    from prl.job import Job  # noqa: PLC0415 - the same
-
-    overrides = [word for override in arguments.set for word in ("--set", override)]
-    command = shlex.join(["prl", "run", arguments.config, *overrides])
-    return Job(config, command, run_dir=arguments.run_dir, resume=arguments.resume, plain=arguments.plain).run()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -141,22 +93,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="prl", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"prl {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    about = "Train as CONFIG says."
-    run = commands.add_parser("run", help="train as a TOML file says", description=about, epilog=_RUN_EXAMPLES)
-    run.add_argument("config", metavar="CONFIG", help="a TOML file, such as configs/math.toml")
-    run.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="override a key: value in TOML or a bare word; 'unset' takes the key away; may be given again",
-    )
-    run.add_argument("--run-dir", metavar="DIR", help="where the run goes; else the next free runs/NAME")
-    run.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint of the run")
-    run.add_argument(
-        "--check", action="store_true", help="look at model, data, rewards, ports and memory; start nothing"
-    )
-    run.add_argument("--plain", action="store_true", help="plain lines in place of the live panel")
+    for name in _COMMANDS:
+        module = importlib.import_module(f"prl.commands.{name}")
+        command = commands.add_parser(name, help=module.HELP, description=module.ABOUT, epilog=module.EXAMPLES)
+        module.add_arguments(command)
+        command.set_defaults(command=module.run, set=[])
     return parser
 
 
