@@ -55,7 +55,8 @@ lock:
 	  --no-emit-package torchcodec --custom-compile-command "make lock" -o locks/cpu.txt
 
 bench: $(READY)
-	@for file in benchmarks/*.py; do $(BIN)/python $$file --quick --out $${file%.py}.json || exit 1; done
+	@for file in $(filter-out benchmarks/harness.py,$(wildcard benchmarks/*.py)); do \
+	  $(BIN)/python $$file --quick --out $${file%.py}.json || exit 1; done
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
