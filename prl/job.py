@@ -4,33 +4,26 @@
     steps      first signal: finish the step, save, 0       second signal, any time: kill every child, 130
     the end    the report of what was learned, 0            a failure: its cause in one message, 1
 
-The second signal is a plain signal handler, not the event loop's, so that it works while the loop is blocked.
+How signals are taken is in ``signals.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import signal
 import sys
 import traceback
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
-from types import FrameType
+from contextlib import closing
+from functools import partial
 
-from prl import log, preflight, summary
+from prl import log, preflight, signals, summary
 from prl.config import Config
 from prl.errors import ConfigError, MissingExtraError, PrlError
 from prl.evaluate import Evaluation
 from prl.panel import Panel, make_console, make_panel, say, show
 from prl.pipeline import Pipeline
 
-OK, FAILED, INTERRUPTED = 0, 1, 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHOW_CURSOR = b"\x1b[?25h\n"
+OK, FAILED = 0, 1
 
 
 class Job:
@@ -48,7 +41,6 @@ class Job:
         self._config, self._run_dir, self._resume = config, run_dir, resume
         self._console = make_console()
         self._plain = plain
-        self._interrupted = False
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[int] | None = None
         self._shown: Evaluation | None = None
@@ -56,23 +48,16 @@ class Job:
 
     def run(self) -> int:
         """Run to an exit code. Raises ConfigError or MissingExtraError, with nothing left running."""
-        loop = _new_event_loop()
-        executor = ThreadPoolExecutor(thread_name_prefix="prl")
-        loop.set_default_executor(executor)
-        asyncio.set_event_loop(loop)
-        try:
-            return loop.run_until_complete(self._main())
-        finally:
-            # A thread that hangs in a reward must not keep the process: whoever owns the process decides (cli.py).
-            executor.shutdown(wait=False, cancel_futures=True)
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            asyncio.set_event_loop(None)
-            loop.close()
+        return signals.run(self._main())
 
     async def _main(self) -> int:
         self._starting = asyncio.current_task()
         title, num_steps = self._config.run.name, self._config.run.num_steps
-        with log.captured(), closing(self._panel(title, num_steps)) as panel, self._signals(panel):
+        with (
+            log.captured(),
+            closing(self._panel(title, num_steps)) as panel,
+            signals.first_signal(partial(self._interrupt, panel)),
+        ):
             code, message = await self._outcome(panel)
         if message:
             sys.stdout.flush()
@@ -90,7 +75,7 @@ class Job:
         try:
             await self._train(panel)
         except asyncio.CancelledError:
-            return INTERRUPTED, "prl: interrupted at start-up; everything that was started has ended\n"
+            return signals.INTERRUPTED, "prl: interrupted at start-up; everything that was started has ended\n"
         except (ConfigError, MissingExtraError):
             raise
         except Exception as error:  # noqa: BLE001 - the process's last word on any failure
@@ -134,63 +119,11 @@ class Job:
             again = f"{self._command} --resume --run-dir {shlex.quote(str(pipeline.run_dir))}"
             say(self._console, f"\nGo on with: {again}")
 
-    @contextmanager
-    def _signals(self, panel: Panel) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
-
-        def first() -> None:
-            if self._interrupted:  # several signals came before the loop looked
-                _kill_everything(0, None)
-            self._interrupted = True
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
-                signal.signal(number, _kill_everything)
-            if self._starting is not None:
-                panel.stage("interrupted: ending what was started")
-                self._starting.cancel()
-            else:
-                panel.stage("stopping after this step, then saving; once more to end at once")
-                self._stop.set()
-
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, first)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
-
-
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # noqa: PLC0415 - not there on every system
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def _kill_everything(_: int, __: FrameType | None) -> None:
-    """SIGKILL to every descendant, then leave without another word: what is stuck may not be waited for."""
-    for pid in _descendants(os.getpid()):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    if os.isatty(1):
-        os.write(1, _SHOW_CURSOR)
-    os._exit(INTERRUPTED)
-
-
-def _descendants(pid: int) -> list[int]:
-    """Children, their children and so on. Empty where there is no /proc: there each child watches its parent."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found, queue = [], [pid]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found
+    def _interrupt(self, panel: Panel) -> None:
+        """The first signal: end what is being started, or finish the step."""
+        if self._starting is not None:
+            panel.stage("interrupted: ending what was started")
+            self._starting.cancel()
+        else:
+            panel.stage("stopping after this step, then saving; once more to end at once")
+            self._stop.set()

@@ -81,6 +81,16 @@ class Trainer(Protocol):
         """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1)."""
         ...
 
+    async def rescore(
+        self, sequences: list[list[int]], *, temperature: float, dtype: str | None = None
+    ) -> list[list[float]]:
+        """As ``score``, for many sequences, at any temperature and in any compute dtype (None: its own)."""
+        ...
+
+    async def nudge(self, names: list[str], scale: float) -> None:
+        """Change the named tensors by noise of ``scale`` times their size, as the next version. For ``prl doctor``."""
+        ...
+
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a complete checkpoint to ``folder`` atomically; ``state`` is the controller's (data position ...)."""
         ...

@@ -107,10 +107,33 @@ class Learner:
 
     def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first (length L - 1)."""
-        if len(token_ids) < 2:  # noqa: PLR2004 -- one token predicts nothing
-            return []
-        scores: list[float] = self.policy.score(pack([scored(token_ids)], self._device), 1.0).tolist()
+        return self.rescore([token_ids], 1.0, None)[0]
+
+    def rescore(self, sequences: list[list[int]], temperature: float, dtype: str | None) -> list[list[float]]:
+        """Log-probability of each token after the first, by sequence, computed in ``dtype`` (None: the trainer's).
+
+        Another dtype than the trainer's takes a second copy of the weights for as long as this lasts.
+        """
+        policy = self.policy if dtype in {None, self._config.trainer.dtype} else self._twin(getattr(torch, dtype or ""))
+        scores = []
+        for sequence in sequences:
+            enough = len(sequence) > 1  # one token predicts nothing
+            batch = pack([scored(sequence)] if enough else [], self._device, single_row=policy.single_row)
+            logprobs: list[float] = policy.score(batch, temperature).tolist()
+            scores.append(logprobs if enough else [])
         return scores
+
+    @torch.no_grad()
+    def nudge(self, names: list[str], scale: float) -> None:
+        """Add noise to the named parameters, ``scale`` times the root mean square of each shard: the next version."""
+        generator = torch.Generator(self._device).manual_seed(self._config.seed + self.step)
+        for name in names:
+            if name in self.parameters:
+                shard = _local(self.parameters[name])
+                size = shard.square().mean().sqrt().nan_to_num()  # of an empty shard there is no mean
+                noise = torch.randn(shard.shape, generator=generator, device=shard.device)
+                shard.add_(scale * size * noise)
+        self.step += 1
 
     def connect(self, group: WeightGroup) -> None:
         """Rank 0 joins the weight group. Raises WeightSyncError."""
@@ -143,6 +166,14 @@ class Learner:
         reference.requires_grad_(requires_grad=False)
         return reference
 
+    @torch.no_grad()
+    def _twin(self, dtype: torch.dtype) -> Policy:
+        """The current weights once more, to compute in ``dtype``."""
+        twin = load_policy(self._model, self._device, dtype)
+        for name, tensor in self.policy.tensors.items():
+            _local(twin.tensors[name]).copy_(_local(tensor))
+        return twin
+
     def _backward(self, samples: list[Sample], num_sequences: int) -> LossTerms:
         batch = pack(samples, self._device, single_row=self.policy.single_row)
         temperature = self._config.sampling.temperature
@@ -155,7 +186,7 @@ class Learner:
     def _gradients(self) -> list[Tensor]:
         """This rank's shards of the gradient."""
         given = (parameter.grad for parameter in self.parameters.values())
-        return [grad.to_local() if isinstance(grad, DTensor) else grad for grad in given if grad is not None]
+        return [_local(grad) for grad in given if grad is not None]
 
     def _gradient_square(self) -> Tensor:
         return torch.stack(
@@ -177,6 +208,11 @@ class Learner:
             **{f"model/{name}": tensor for name, tensor in self.policy.tensors.items()},
             **{f"optimizer/{name}": tensor for name, tensor in state.items()},
         }
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's shard, or all of a tensor that is not sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def join_ranks(config: Config, local_rank: int) -> torch.device:

@@ -1,0 +1,98 @@
+"""How a command of the shell runs its coroutine, and what the signals that end it do.
+
+- A thread that hangs does not keep the loop from closing: whoever owns the process decides about it (``cli.py``).
+- The first SIGINT or SIGTERM does what the command says; the second, at any time, kills every descendant and leaves
+  with 130. It is a plain signal handler, not the event loop's, so that it works while the loop is blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+INTERRUPTED = 130
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h\n"
+T = TypeVar("T")
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` in an event loop of its own, uvloop's where there is one."""
+    loop = _new_event_loop()
+    executor = ThreadPoolExecutor(thread_name_prefix="prl")
+    loop.set_default_executor(executor)
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(main)
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+@contextmanager
+def first_signal(react: Callable[[], None]) -> Iterator[None]:
+    """``react`` to the first SIGINT or SIGTERM, in the event loop; from then on the next kills everything."""
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    came = False
+
+    def first() -> None:
+        nonlocal came
+        if came:  # several signals came before the loop looked
+            _kill_everything(0, None)
+        came = True
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, _kill_everything)
+        react()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, first)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 - not there on every system
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _kill_everything(_: int, __: FrameType | None) -> None:
+    """SIGKILL to every descendant, then leave without another word: what is stuck may not be waited for."""
+    for pid in _descendants(os.getpid()):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    if os.isatty(1):
+        os.write(1, _SHOW_CURSOR)
+    os._exit(INTERRUPTED)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Children, their children and so on. Empty where there is no /proc: there each child watches its parent."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found, queue = [], [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
