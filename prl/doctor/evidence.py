@@ -15,6 +15,7 @@ import msgspec
 WORST = 1e4
 """Largest gap of a token: what stands for a log-probability that is not finite."""
 _MAX_LOG_RATIO = 50.0
+_TINY = 1e-300
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +48,7 @@ def gap_of(pairs: Iterable[tuple[float, float]]) -> Gap:
         max=max(map(abs, differences), default=0.0),
         bias=math.fsum(differences) / count,
         kl=math.fsum(r - 1 + d for r, d in zip(ratios, differences, strict=False)) / count,
-        ess=math.fsum(ratios) ** 2 / (len(ratios) * math.fsum(r * r for r in ratios)),
+        ess=math.fsum(ratios) ** 2 / max(len(ratios) * math.fsum(r * r for r in ratios), _TINY),
         mass=math.fsum(ratios) / len(ratios),
     )
 
