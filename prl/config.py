@@ -162,8 +162,8 @@ class DataConfig(Table, frozen=True, kw_only=True):
     """Order each epoch by (seed, epoch); false keeps the file's order."""
     system: str | None = None
     """System message put before a row that has only a ``prompt``."""
-    level: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Difficulty of the arithmetic source, 1 to 5."""
+    level: Annotated[int, Meta(ge=1, le=6)] = 1
+    """Kind of the arithmetic source's problems: 1 to 5 by difficulty, 6 with a long tail of lengths."""
     num_prompts: Positive = 100_000
     """Length of one epoch of the arithmetic source."""
     skip_bad_rows: bool = False
