@@ -4,6 +4,7 @@ Invariants:
 
 - All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the run ends. Engines that
   may not all serve the new version are not resumed.
+- A push that failed because of a side that was started again since is done again, from the pause on.
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
 - Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
   trainer's. A transfer that reports success and moved nothing does not pass.
@@ -14,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
 
 from prl.errors import WeightSyncError
-from prl.failure import SideError, together
+from prl.failure import SideError, raise_as_it_was, together
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
 
@@ -42,6 +44,15 @@ class Receivers(Protocol):
     async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
         """Log-probabilities of the tokens after the first, by engine name."""
         ...
+
+
+async def _nothing() -> None:
+    """All sides stay where they are."""
+
+
+async def _not_mended() -> bool:
+    """What failed stays failed."""
+    return False
 
 
 class PushReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +81,11 @@ class WeightSync:
         tolerance: float,
         timeout_s: float,
         verify_every: int,
+        join: Callable[[], Awaitable[None]] = _nothing,
+        mend: Callable[[], Awaitable[bool]] = _not_mended,
     ) -> None:
+        """``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again."""
+        self._join, self._mend = join, mend
         self._trainer, self._engines = trainer, engines
         self._transport, self._manifest = transport, manifest
         self._probe = probe if len(probe) > 1 else probe * 2  # a log-probability needs a token before its own
@@ -86,6 +101,21 @@ class WeightSync:
         if self._under_way is not None:
             raise WeightSyncError(f"{self._under_way} was interrupted, so the engines' weights are unknown; restart")
         self._under_way = f"the update to version {version}"
+        while True:
+            try:
+                await self._join()
+                report = await self._attempt(version)
+                break
+            except WeightSyncError as error:
+                failed = error
+            if not await self._mend():
+                raise_as_it_was(failed)
+        self._under_way = None
+        self.version = version
+        self._num_pushes += 1
+        return report
+
+    async def _attempt(self, version: int) -> PushReport:
         clock = asyncio.get_running_loop().time
         pending: dict[str, str] = {}
         try:
@@ -105,9 +135,6 @@ class WeightSync:
             raise WeightSyncError(
                 f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}"
             ) from None
-        self._under_way = None
-        self.version = version
-        self._num_pushes += 1
         return PushReport(
             version=version, pause_s=resumed_at - paused_at, publish_s=loaded_at - published_at, verify_gap=verify_gap
         )
