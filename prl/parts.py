@@ -20,7 +20,7 @@ from prl.errors import MissingExtraError
 from prl.memory import gpu_memory
 from prl.refill import Refill
 from prl.shaping import shaping_of
-from prl.trainer.base import Trainer
+from prl.trainer.base import ExaminedTrainer
 from prl.types import Batch, Group
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
@@ -83,7 +83,7 @@ def make_engines(config: Config, model: str, run_dir: Path, transport: str) -> l
     ]
 
 
-def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None) -> Trainer:
+def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None) -> ExaminedTrainer:
     """The trainer of ``[trainer]``, not opened."""
     if config.trainer.kind == "simulated":
         from prl.trainer.simulated import SimulatedTrainer  # noqa: PLC0415 -- only where it is chosen

@@ -31,7 +31,7 @@ from prl.process import free_port
 from prl.rollout import Dropped, Rollout
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
-from prl.trainer.base import Trainer
+from prl.trainer.base import ExaminedTrainer
 from prl.types import Abstained, Completion, Prompt, TensorSpec, Verdict
 
 _LOOPBACK = "127.0.0.1"
@@ -48,7 +48,7 @@ class LiveSides:
         tokenizer: Tokenizer,
         *,
         pool: EnginePool,
-        trainer: Trainer,
+        trainer: ExaminedTrainer,
         sync: WeightSync,
         tensors: list[str],
     ) -> None:
