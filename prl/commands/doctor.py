@@ -30,7 +30,7 @@ what is looked at:
   stop tokens, context   what ends a completion; prompts that do not fit
 
 what to expect:
-  float32 on both sides: 1e-6 to 1e-4 a token, never above 1e-3 (weights.verify_tolerance). In bfloat16 a mean of about
+  float32 on both sides: 1e-7 to 1e-4 a token, never above 1e-3 (weights.verify_tolerance). In bfloat16 a mean of about
   0.01 and single tokens of 0.1 and more are rounding; the doctor measures what rounding does to your model, and
   accepts up to four times that.
 

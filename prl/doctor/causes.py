@@ -136,7 +136,7 @@ def dtype(evidence: Evidence) -> Finding:
         verdict="fault" if fault else "note" if noticed else "ok",
         size=forward.mean,
         says=f"both sides are configured for float32, and one forward pass differs by {forward.mean:.2g} a token, which"
-        f" is what {low} does to this model ({rounding:.2g}; float32 leaves 1e-6 to 1e-4): one side computes in a"
+        f" is what {low} does to this model ({rounding:.2g}; float32 leaves 1e-7 to 1e-4): one side computes in a"
         " shorter type. Look for engine.dtype, a quantised checkpoint, or matrix products in TF32 or bfloat16",
     )
 

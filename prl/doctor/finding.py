@@ -41,7 +41,7 @@ def is_large(evidence: Evidence, gap: Gap, temperature: float = 1.0) -> bool:
 def expected(evidence: Evidence) -> str:
     """Which gap is normal for these types."""
     if is_exact(evidence):
-        return "expected in float32: 1e-6 to 1e-4 a token, 1e-3 at the very worst"
+        return "expected in float32: 1e-7 to 1e-4 a token, 1e-3 at the very worst"
     return (
         f"expected in {_types(evidence)}: a mean of about {evidence.forward.rounding:.1g}, single tokens 0.1 and more"
     )
