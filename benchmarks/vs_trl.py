@@ -82,6 +82,16 @@ TASKS = (
         trl_learning_rate=1e-4,
         prl_learning_rate=1e-4,
     ),
+    Task(
+        name="long-tail",
+        config="benchmarks/long_tail.toml",
+        accuracy=0.8,
+        num_steps=60,
+        every=5,
+        trl=Trl(processes=2, threads=1, microbatch=16),
+        trl_learning_rate=1e-4,
+        prl_learning_rate=1e-4,
+    ),
 )
 
 
