@@ -56,6 +56,7 @@ class Examiner:
 
     def __init__(self, config: Config) -> None:
         """Load the model that the run started from, whose shape all weights must have."""
+        torch.set_num_threads(1)  # on a busy machine two threads wait for each other longer than they compute
         model = resolve_model(config.model)
         self._tokenizer, self._config = Tokenizer.load(model), config
         source = open_source(config, self._tokenizer, Scorer(config.rewards).required_fields)
