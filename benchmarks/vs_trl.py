@@ -3,13 +3,12 @@
     python benchmarks/vs_trl.py [--quick] --out FILE.json
 
 Headline: TRL's seconds over prl's to the accuracy of the long-tail task (target: at least 2), with the same ratio for
-the short task beside it (target: at least 1). ``--quick`` takes one seed in place of three.
+the short task beside it (target: at least 1). ``--quick`` takes one seed in place of three, and half the steps.
 
 The same on both sides: model, prompts and their order, rewards, group size, sequences and optimiser of a step, the
-schedule, loss (``side_trl.py`` says how TRL is brought to prl's), float32, both cores. Each side has its best learning
-rate and its best use of the cores: the numbers in ``TASKS`` are what ``vs_trl_sweep.py`` chose, at seed 0. Both sides
-write their weights now and then, and both are judged afterwards by ``accuracy.py``, so no evaluation is on either
-clock. The clock starts with the first step: start-up is reported apart. TRL's writing of weights is not on its clock;
+schedule, loss (``side_trl.py`` says how TRL is brought to prl's), float32, both cores. Each side has a learning rate
+and a use of the cores of its own (``TASKS``); ``vs_trl_sweep.py`` tries other rates at seed 0. Both sides write their
+weights now and then, and both are judged afterwards by ``accuracy.py``, so no evaluation is on either clock. The clock starts with the first step: start-up is reported apart. TRL's writing of weights is not on its clock;
 prl's is on its own, because prl's engines go on sampling meanwhile.
 """
 
@@ -38,6 +37,7 @@ from prl.trainer.checkpoint import step_folder
 HERE = Path(__file__).parent
 TARGET_LONG, TARGET_SHORT = 2.0, 1.0
 SEEDS = (0, 1, 2)
+QUICK_STEPS = 30
 
 
 class Trl(NamedTuple):
@@ -87,7 +87,7 @@ TASKS = (
         config="configs/math.toml",
         accuracy=0.8,
         num_steps=60,
-        every=5,
+        every=3,
         trl=Trl(processes=2, threads=1, microbatch=32),
         trl_learning_rate=1e-4,
         prl_learning_rate=1e-4,
@@ -98,7 +98,7 @@ TASKS = (
         config="benchmarks/long_tail.toml",
         accuracy=0.8,
         num_steps=60,
-        every=5,
+        every=10,
         trl=Trl(processes=2, threads=1, microbatch=16),
         trl_learning_rate=1e-4,
         prl_learning_rate=1e-4,
@@ -193,7 +193,7 @@ def measure_side(task: Task, side: str, seed: int, learning_rate: float, examine
     }
 
 
-def compare(task: Task, seeds: Sequence[int]) -> tuple[dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]:
+def compare(task: Task, seeds: Sequence[int]) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     """Both sides of one task: what their medians say of one another, a row a side, and the runs."""
     runs = []
     for seed in seeds:
@@ -203,27 +203,37 @@ def compare(task: Task, seeds: Sequence[int]) -> tuple[dict[str, float], list[di
     rows = []
     for side in SIDES:
         own = [run for run in runs if run["side"] == side]
-        if unreached := [run["seed"] for run in own if run["to_accuracy_s"] is None]:
-            sys.exit(f"{side} did not reach {task.accuracy} on the {task.name} task with seeds {unreached}: {own}")
         row: dict[str, Any] = {"task": task.name, "side": side, "learning_rate": own[0]["learning_rate"]}
-        for key in ("to_accuracy_s", "samples_s", "peak_gib", "start_s", "wall_s", "accuracy_last"):
-            row[key] = harness.spread([run[key] for run in own])
+        unreached = [run["seed"] for run in own if run["to_accuracy_s"] is None]
+        row["to_accuracy_s"] = f"never with seeds {unreached}" if unreached else _spread(own, "to_accuracy_s")
+        for key in ("samples_s", "peak_gib", "start_s", "wall_s", "accuracy_last"):
+            row[key] = _spread(own, key)
         rows.append(row)
-    ours, theirs = rows
-    ratios = {
-        "seconds": theirs["to_accuracy_s"]["median"] / ours["to_accuracy_s"]["median"],
-        "seconds_with_start": (theirs["to_accuracy_s"]["median"] + theirs["start_s"]["median"])
-        / (ours["to_accuracy_s"]["median"] + ours["start_s"]["median"]),
-        "samples_s": ours["samples_s"]["median"] / theirs["samples_s"]["median"],
-        "memory": ours["peak_gib"]["median"] / theirs["peak_gib"]["median"],
-    }
-    return {key: round(value, 3) for key, value in ratios.items()}, rows, runs
+    return _ratios(*rows), rows, runs
+
+
+def _spread(runs: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
+    return harness.spread([run[key] for run in runs])
+
+
+def _ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float | None]:
+    """Above 1 is in prl's favour, but for memory; no ratio of seconds where a side did not get there."""
+    ratios: dict[str, float | None] = {"seconds": None, "seconds_with_start": None}
+    if isinstance(ours["to_accuracy_s"], dict) and isinstance(theirs["to_accuracy_s"], dict):
+        own, other = ours["to_accuracy_s"]["median"], theirs["to_accuracy_s"]["median"]
+        ratios["seconds"] = round(other / own, 3)
+        own, other = own + ours["start_s"]["median"], other + theirs["start_s"]["median"]
+        ratios["seconds_with_start"] = round(other / own, 3)
+    ratios["samples_s"] = round(ours["samples_s"]["median"] / theirs["samples_s"]["median"], 3)
+    ratios["memory"] = round(ours["peak_gib"]["median"] / theirs["peak_gib"]["median"], 3)
+    return ratios
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """All tasks, both sides."""
     ratios, rows, runs = {}, [], []
-    for task in TASKS:
+    for full in TASKS:
+        task = full._replace(num_steps=QUICK_STEPS) if quick else full
         ratios[task.name], task_rows, task_runs = compare(task, SEEDS[:1] if quick else SEEDS)
         rows, runs = rows + task_rows, runs + task_runs
     long, short = ratios["long-tail"]["seconds"], ratios["short"]["seconds"]
@@ -232,7 +242,7 @@ def measure(quick: bool) -> dict[str, Any]:
         "headline_is": "seconds to the accuracy, TRL / prl, long-tail task",
         "short_task": short,
         "target": "at least 2 on the long-tail task, at least 1 on the short one",
-        "target_met": long >= TARGET_LONG and short >= TARGET_SHORT,
+        "target_met": bool(long and short and long >= TARGET_LONG and short >= TARGET_SHORT),
         "tasks": [task._asdict() for task in TASKS],
         "ratios": ratios,
         "sides": rows,
