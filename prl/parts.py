@@ -242,9 +242,13 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
 
 def describe(config: Config) -> str:
     """What is started, in a few words, and why this kind of engine."""
+    return f"{describe_engines(config)} and {_count(config.trainer.num_ranks, 'trainer rank')}"
+
+
+def describe_engines(config: Config) -> str:
+    """The engines alone."""
     kind, why = engine_kind(config)
-    engines, ranks = _count(config.engine.count, f"{kind} engine"), _count(config.trainer.num_ranks, "trainer rank")
-    return f"{engines} ({why}) and {ranks}"
+    return f"{_count(config.engine.count, f'{kind} engine')} ({why})"
 
 
 def _count(number: int, what: str) -> str:

@@ -188,7 +188,7 @@ def test_the_live_panel_shows_the_facts_of_the_run(clock: Clock) -> None:
     rows = {line.split("  ")[0].strip(): line for line in lines[1:-1]}
     assert rows["step"].endswith("4/10  40%  0:12 left")
     assert "0.400  ▁▃▆█  0.100 at first" in rows["reward"]
-    assert "0.250 before, 0.500 +- 0.050 at step 4" in rows["held out"]
+    assert "0.250 before, 0.500 (0.450 to 0.540) at step 4" in rows["held out"]
     assert "max 1  mean 0.50   ESS 0.980" in rows["lag"]
     assert "3,000 generated   2,500 trained" in rows["tokens/s"]
     assert "trainer busy 60%   waits for batch 25%   engines busy 90%   paused for weights 2%" in rows["time"]
