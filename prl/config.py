@@ -28,6 +28,10 @@ class RunConfig(Table, frozen=True, kw_only=True):
     """Optimiser steps in all. A resumed run counts those already done."""
     checkpoint_every: NonNegative = 0
     """Steps between checkpoints; 0 writes one at the end only."""
+    keep_checkpoints: Positive = 3
+    """Newest checkpoints that are kept; older ones are removed when a new one is complete."""
+    disk_timeout_s: PositiveFloat = 600.0
+    """Generation pauses while the disk is full or read-only; after this long the run ends, to be resumed."""
     stall_timeout_s: PositiveFloat = 120.0
     """End the run, saying who waits for whom, when nothing moved for this long."""
     samples_every: NonNegative = 1
@@ -127,6 +131,11 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """Tokens packed into one forward pass of one rank. A longer single sequence gets a micro-batch of its own."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    max_restarts: NonNegative = 3
+    """Times that a trainer whose rank died or hung is started again, in one run: from the newest checkpoint, and the
+    steps after it again from the journal. The engines go on meanwhile."""
+    heartbeat_timeout_s: PositiveFloat = 30.0
+    """A rank that gave no sign of life for this long hangs: it is killed."""
     max_skipped_steps: Positive = 5
     """Consecutive steps with a non-finite loss or gradient that end the run."""
     start_timeout_s: PositiveFloat = 300.0
@@ -160,8 +169,8 @@ class DataConfig(Table, frozen=True, kw_only=True):
     """Order each epoch by (seed, epoch); false keeps the file's order."""
     system: str | None = None
     """System message put before a row that has only a ``prompt``."""
-    level: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Difficulty of the arithmetic source, 1 to 5."""
+    level: Annotated[int, Meta(ge=1, le=6)] = 1
+    """Kind of the arithmetic source's problems: 1 to 5 by difficulty, 6 with a long tail of lengths."""
     num_prompts: Positive = 100_000
     """Length of one epoch of the arithmetic source."""
     skip_bad_rows: bool = False

@@ -21,6 +21,7 @@ from prl.errors import MissingExtraError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
+from prl.ledger import Sampled
 from prl.memory import gpu_memory
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer
@@ -29,6 +30,7 @@ from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer.base import Trainer
+from prl.trainer.kept import KeptTrainer
 from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
@@ -162,12 +164,13 @@ def make_refill(config: Config) -> Refill | None:
 
 def make_sync(
     config: Config,
-    trainer: Trainer,
+    trainer: KeptTrainer,
     engines: EnginePool,
     *,
     transport: str,
     manifest: list[TensorSpec],
     probe: list[int],
+    join: Callable[[], Awaitable[None]],
 ) -> WeightSync:
     """What pushes weights as ``[weights]`` says, and compares both sides on the tokens of ``probe``."""
     return WeightSync(
@@ -179,13 +182,21 @@ def make_sync(
         tolerance=tolerance_of(config),
         timeout_s=config.weights.timeout_s,
         verify_every=config.weights.verify_every,
+        join=join,
+        mend=trainer.revive_if_dead,
     )
 
 
 def make_rollout(
-    config: Config, engines: EnginePool, scorer: Scorer, tokenizer: Tokenizer, failure: FirstFailure
+    config: Config,
+    engines: EnginePool,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    failure: FirstFailure,
+    *,
+    record: Callable[[Sampled], None] = lambda _: None,
 ) -> Rollout:
-    """What rolls out prompts on ``engines`` as ``[sampling]`` and ``[pipeline]`` say."""
+    """What rolls out prompts on ``engines`` as ``[sampling]`` and ``[pipeline]`` say; ``record`` is told of chunks."""
     sampling = config.sampling
     return Rollout(
         engines,
@@ -198,6 +209,7 @@ def make_rollout(
         timeout_s=config.pipeline.rollout_timeout_s,
         failure=failure,
         seed=config.seed if sampling.seeded else None,
+        record=record,
     )
 
 
