@@ -286,7 +286,7 @@ async def test_a_run_that_stops_waits_no_longer_than_a_push(tmp_path: Path) -> N
 
 @in_virtual_time
 async def test_an_evaluation_that_a_crash_cut_off_is_made_up_for(tmp_path: Path) -> None:
-    """Resuming from a checkpoint whose evaluation has no line evaluates it; no version stands there twice."""
+    """Resuming at a step whose evaluation has no line evaluates it; no version stands there twice."""
     run = tmp_path / "run"
     config = simulated(eval=EvalConfig(num_samples=8, every=1))
 
@@ -297,32 +297,27 @@ async def test_an_evaluation_that_a_crash_cut_off_is_made_up_for(tmp_path: Path)
 
     with pytest.raises(KeyError):
         await fail_after_step_3()
-    kept = [line for line in (run / "evaluations.jsonl").read_text().splitlines() if '"step":2' not in line]
-    (run / "evaluations.jsonl").write_text(
-        "".join(f"{line}\n" for line in [*kept, kept[-1].replace('"step":1', '"step":3')])
-    )
+    kept = [line for line in (run / "evaluations.jsonl").read_text().splitlines() if '"step":3' not in line]
+    (run / "evaluations.jsonl").write_text("".join(f"{line}\n" for line in kept))
     async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
-        await take_steps(pipeline, 2)
+        await take_steps(pipeline, 1)
     assert [line["step"] for line in lines(run / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
 
 
-class Moods:
-    """A reward whose manners the test changes while the run goes on."""
+class MOODS:  # noqa: N801 -- a name for one variable
+    """How the reward below behaves, for the test to change while the run goes on."""
 
-    def __init__(self) -> None:
-        self.mood = "quick"
-
-    async def __call__(self, completion: prl.Completion, prompt: prl.Prompt) -> float:
-        """``buggy`` and ``slow`` strike at short answers, which only evaluations ask for."""
-        if self.mood == "buggy" and len(completion.token_ids) == 1:
-            return completion.text + 1  # type: ignore[operator,no-any-return]
-        if self.mood == "slow":
-            await asyncio.sleep(9)
-        return 1.0
+    mood = "quick"
 
 
-MOODS = Moods()
-prl.reward("test-moods")(MOODS)
+@prl.reward("test-moods")
+async def moods(completion: prl.Completion, prompt: prl.Prompt) -> float:
+    """``buggy`` and ``slow`` strike at short answers, which only evaluations ask for."""
+    if MOODS.mood == "buggy" and len(completion.token_ids) == 1:
+        return completion.text + 1  # type: ignore[operator,no-any-return]
+    if MOODS.mood == "slow":
+        await asyncio.sleep(9)
+    return 1.0
 
 
 @in_virtual_time
