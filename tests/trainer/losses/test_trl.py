@@ -92,6 +92,8 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.28}
         ({"name": "ppo", **CLIP, "aggregation": "sequence_mean"}, 0.0, {"loss_type": "grpo"}),
         ({"name": "ppo", **CLIP, "aggregation": "sequence_mean"}, 0.3, {"loss_type": "grpo"}),
         ({"name": "ppo", **CLIP, "aggregation": "fixed_length"}, 0.0, {"loss_type": "dr_grpo"}),
+        # what benchmarks/vs_trl.py trains with: prl's default aggregation
+        ({"name": "ppo", **CLIP, "aggregation": "token_sum"}, 0.0, {"loss_type": "luspo"}),
         (
             {"name": "gspo", **CLIP, "aggregation": "sequence_mean"},
             0.0,
@@ -101,7 +103,7 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.28}
         ({"name": "cispo", "clip_low": 1.0, "clip_high": 0.5}, 0.0, {"loss_type": "cispo", "epsilon_high": 1.5}),
         ({"name": "cispo", "clip_low": 1.0, "clip_high": 0.5}, 0.3, {"loss_type": "cispo", "epsilon_high": 1.5}),
     ],
-    ids=["grpo", "grpo with kl", "dr_grpo", "gspo", "cispo", "cispo with kl"],
+    ids=["grpo", "grpo with kl", "dr_grpo", "luspo by token", "gspo", "cispo", "cispo with kl"],
 )
 def test_same_tensors_same_number(loss: dict[str, Any], beta: float, theirs: dict[str, Any]) -> None:
     """Value and gradient agree to 1e-9, and so does the divergence that is reported."""
