@@ -6,6 +6,8 @@ Invariants:
   first weight of the model is touched. A transfer that fails leaves the model serving what it served.
 - A load that fails later (a name the model does not know, a tensor it misses) leaves no half-buffered layer behind,
   so that the next load starts clean and overwrites everything.
+- An update of adapters is merged with the model's files (``prl/adapters.py``) and loaded as a whole one, under the
+  checkpoint's names: how vLLM fuses and shards its layers stays its own business.
 - What vLLM derived from a weight is derived again. Its layer-wise reload does that for each layer that received a
   tensor; a tied output head receives none, so it is done here (see ``repack_tied_heads``).
 - Every process that vLLM starts for prl ends when its parent does.
@@ -20,6 +22,7 @@ import contextlib
 import multiprocessing
 import os
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +39,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from prl import adapters
 from prl.errors import WeightSyncError
 from prl.process import die_with_parent
 from prl.transfer import GlooGroup
@@ -94,6 +98,7 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._group: GlooGroup | None = None
+        self._base: adapters.Base | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the weight group, leaving the one joined before."""
@@ -128,7 +133,14 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
         for name, tensor in received:
             if not torch.isfinite(tensor).all():
                 raise WeightSyncError(f"version {update_info.version} of {name} holds a value that is not finite")
-        load_weights(self.model, self.model_config, received)
+        whole = self._merged(update_info.version, received) if adapters.are_in(update_info.names) else received
+        load_weights(self.model, self.model_config, whole)
+
+    def _merged(self, version: int, received: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """All weights in the model's files, those with an adapter merged before this returns."""
+        base = self._base = self._base or adapters.Base(self.model_config.model)
+        merged = base.merged(version, dict(received), self.model_config.dtype)
+        return ((name, merged[name] if name in merged else base[name]) for name in base)
 
     def finish_weight_update(self) -> None:
         """Nothing left: ``update_weights`` was the whole update."""
@@ -141,7 +153,7 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
 
 
 @torch.no_grad()
-def load_weights(model: Any, model_config: Any, tensors: list[tuple[str, Tensor]]) -> None:
+def load_weights(model: Any, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Replace all weights of a vLLM model by ``tensors`` (checkpoint names), in place.
 
     Raises:
