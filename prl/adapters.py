@@ -53,8 +53,11 @@ def weights_of(manifest: Sequence[TensorSpec]) -> list[TensorSpec]:
     weights = [name.removesuffix(_DOWN) + _WEIGHT for name in shapes if name.endswith(_DOWN)]
     if odd := set(shapes) ^ {half for weight in weights for half in names_of(weight)}:
         raise WeightSyncError(f"an update of adapters must bring an A and a B of each weight: {min(odd)} has no other")
-    pairs = [(weight, *(shapes[half] for half in names_of(weight))) for weight in weights]
-    return [TensorSpec(name=weight, dtype="", shape=[up[0], down[1]]) for weight, down, up in pairs]
+    halves = [[shapes[half] for half in names_of(weight)] for weight in weights]
+    return [
+        TensorSpec(name=weight, dtype="", shape=[up[0], down[1]])
+        for weight, (down, up) in zip(weights, halves, strict=True)
+    ]
 
 
 def merge(weight: Tensor, down_RI: Tensor, up_OR: Tensor) -> Tensor:
@@ -78,7 +81,7 @@ class Base:
         self._model = model
         self._files: dict[str, Any] = {}
         for path in _files(model):
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
             self._files |= dict.fromkeys(file.keys(), file)
         if not self._files:
             raise WeightSyncError(f"{model} has no *.safetensors to add adapters to: take lora.publish = 'merged'")

@@ -69,7 +69,7 @@ class KlConfig(Table, frozen=True, kw_only=True):
     """``[kl]``: how far the policy may go from the model that it started as."""
 
     coefficient: NonNegativeFloat = 0.0
-    """Factor of the penalty; 0 keeps no reference model."""
+    """Factor of the penalty; 0 keeps no reference model. Under LoRA the reference is the model without its adapters."""
     estimator: Literal["k1", "k2", "k3"] | None = None
     """With r = reference / policy: k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r (the default). In the loss, k1
     has a gradient of mean 0 on policy and does not hold the policy back: take k2 or k3 there, k1 in the reward."""

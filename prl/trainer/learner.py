@@ -205,9 +205,10 @@ class Learner:
     def _load(self, folder: Path) -> int:
         """Take up a checkpoint; returns its step. Raises CheckpointError, also where it belongs to another base."""
         tensors = self._checkpointed()
+        bits = {name: tensor.clone() for name, tensor in tensors.items() if name == _BASE}
         step = shards.load(folder, tensors)
-        if _BASE in tensors:
-            lora.check_base(folder, self._model, self.policy.tensors, tensors[_BASE])
+        for name, expected in bits.items():
+            lora.check_base(folder, self._model, self.policy.tensors, expected, tensors[name])
         return step
 
 

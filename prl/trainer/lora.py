@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,11 +109,14 @@ def halves(adapters: Mapping[str, Adapter]) -> dict[str, Tensor]:
 
 def sent(adapters: Mapping[str, Adapter]) -> dict[str, Tensor | Computed]:
     """What travels of the adapters where they travel alone: A as it is, B with the factor."""
+
+    def scaled(adapter: Adapter) -> Computed:
+        return Computed(adapter.up.shape, (adapter.up,), lambda up: adapter.scale * up)
+
     tensors: dict[str, Tensor | Computed] = {}
     for weight, adapter in adapters.items():
         down, up = names_of(weight)
-        tensors[down] = adapter.down
-        tensors[up] = Computed(adapter.up.shape, (adapter.up,), adapter.scale.__mul__)
+        tensors |= {down: adapter.down, up: scaled(adapter)}
     return tensors
 
 
@@ -145,13 +148,13 @@ def base_bits(tensors: Mapping[str, Tensor]) -> Tensor:
     return bits
 
 
-def check_base(folder: Path, model: str, tensors: Mapping[str, Tensor], saved: Tensor) -> None:
-    """Compare the base with that of a checkpoint. Raises CheckpointError. A collective."""
-    if differing := (base_bits(tensors) != saved).nonzero():
-        name = list(tensors)[int(differing[0])]
+def check_base(folder: Path, model: str, names: Iterable[str], bits: Tensor, saved: Tensor) -> None:
+    """Compare the base of a policy with that of a checkpoint, both as ``base_bits``. Raises CheckpointError."""
+    differing = [name for name, same in zip(names, (bits == saved).tolist(), strict=True) if not same]
+    if differing:
         raise CheckpointError(
             f"{folder} holds adapters of another base: {len(differing)} tensors of {model} are not those that they were"
-            f" trained on, such as {name}; resume with the same model and trainer.dtype"
+            f" trained on, such as {differing[0]}; resume with the same model and trainer.dtype"
         )
 
 

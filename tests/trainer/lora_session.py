@@ -1,4 +1,7 @@
-"""What every rank does for ``test_lora.py``; see rank_session. ``python -m tests.trainer.lora_session MODEL FOLDER``"""
+"""What every rank does for ``test_lora.py``: ``python -m tests.trainer.lora_session MODEL FOLDER``.
+
+See ``rank_session.py``, which does the same for whole models.
+"""
 
 from __future__ import annotations
 
