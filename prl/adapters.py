@@ -8,8 +8,8 @@ with the factor alpha / rank already in B. Invariants:
   same base, and round once. The base is never what is served now, so a thousand updates leave no drift.
 - The base is read from the model's own files, as mapped memory: an engine holds no second copy. The pages belong to the
   files, are shared by all engines of a host, and the system may drop and read them again.
-- Merged weights are staged whole and checked before the first of them is served, so a load stays all or nothing. For
-  that moment an engine needs the memory of its adapted weights once more, as a whole update needs that of all weights.
+- Merged weights are whole and checked before the first of them is served, so a load stays all or nothing. Until then an
+  engine needs memory for them beside what it serves, never more than a whole update needs.
 
 Why not vLLM's own LoRA: it adds the thin matrices' products to every decode step of every sequence, and it knows an
 adapter by a request's id and a folder, while a version here must change between two decode steps under the sequences
