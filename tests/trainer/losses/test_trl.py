@@ -1,6 +1,6 @@
 """The losses that TRL's ``GRPOTrainer`` defines too: the same tensors in, the same number and gradient out.
 
-Needs the extra ``trl`` (which brings ``accelerate`` and ``datasets``); skipped where it is not installed.
+TRL is one of the packages that the tests need (the extra ``dev``): where it is missing this fails, it is not skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tests.trainer.losses.reference import Token
 from tests.trainer.test_loss import MAX_TOKENS, run
 
 torch: Any = pytest.importorskip("torch")
-pytest.importorskip("trl")
 
 pytestmark = [
     # about the versions of packages that this comparison does not use
