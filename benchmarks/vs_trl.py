@@ -8,8 +8,9 @@ the short task beside it (target: at least 1). ``--quick`` takes one seed in pla
 The same on both sides: model, prompts and their order, rewards, group size, sequences and optimiser of a step, the
 schedule, loss (``side_trl.py`` says how TRL is brought to prl's), float32, both cores. Each side has a learning rate
 and a use of the cores of its own (``TASKS``); ``vs_trl_sweep.py`` tries other rates at seed 0. Both sides write their
-weights now and then, and both are judged afterwards by ``accuracy.py``, so no evaluation is on either clock. The clock starts with the first step: start-up is reported apart. TRL's writing of weights is not on its clock;
-prl's is on its own, because prl's engines go on sampling meanwhile.
+weights now and then, and both are judged afterwards by ``accuracy.py``, so no evaluation is on either clock. The
+clock starts with the first step: start-up is reported apart. TRL's writing of weights is not on its clock; prl's is
+on its own, because prl's engines go on sampling meanwhile.
 """
 
 from __future__ import annotations
