@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 from prl import settings
 from prl.check_algorithm import check_algorithm
+from prl.check_evaluation import check_evaluation
 from prl.config import Config
 from prl.errors import ConfigError
 from prl.trainer.launch import TOKEN, split_address
@@ -30,8 +31,10 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_pipeline(config),
         *_engine(config),
         *_trainer(config),
+        *_lora(config),
         *_listen(config, environment),
         *_data(config),
+        *check_evaluation(config),
         *check_algorithm(config),
         *_rewards(config),
     ]
@@ -112,6 +115,22 @@ def _trainer(config: Config) -> Iterator[str]:
         )
 
 
+def _lora(config: Config) -> Iterator[str]:
+    lora = config.lora
+    if lora.rank == 0:
+        for option in ("alpha", "target_modules", "publish"):
+            if (value := getattr(lora, option)) is not None:
+                yield f"lora.{option} = {value!r} is not read while lora.rank = 0: remove it, or set a rank"
+        return
+    if config.trainer.kind == "simulated":
+        yield f"lora.rank = {lora.rank} conflicts with trainer.kind = 'simulated', which has no weights: remove [lora]"
+    if lora.publish == "adapters" and config.weights.transport == "nccl":
+        yield (
+            "lora.publish = 'adapters' conflicts with weights.transport = 'nccl': vLLM's own backend loads whole"
+            " weights only; take weights.transport = 'gloo', or lora.publish = 'merged'"
+        )
+
+
 def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
     trainer = config.trainer
     try:
@@ -131,13 +150,11 @@ def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _data(config: Config) -> Iterator[str]:
-    data, held_out = config.data, config.eval
+    data = config.data
     if data.source == "jsonl" and data.path is None:
         yield "data.source = 'jsonl' needs data.path"
     if data.source != "jsonl" and data.path is not None:
         yield f"data.path = {data.path!r} conflicts with data.source = {data.source!r}: set data.source = 'jsonl'"
-    if held_out.num_samples == 0 and held_out.every > 0:
-        yield f"eval.every = {held_out.every} conflicts with eval.num_samples = 0, which evaluates never"
 
 
 def _rewards(config: Config) -> Iterator[str]:

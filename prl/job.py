@@ -4,7 +4,7 @@
     steps      first signal: finish the step, save, 0       second signal, any time: kill every child, 130
     the end    the report of what was learned, 0            a failure: its cause in one message, 1
 
-How signals are taken is in ``signals.py``.
+How signals are taken is in ``shell.py``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from __future__ import annotations
 import asyncio
 import shlex
 import sys
-import traceback
 from contextlib import closing
 from functools import partial
 
-from prl import log, preflight, signals, summary
+from prl import log, preflight, summary
 from prl.config import Config
-from prl.errors import ConfigError, MissingExtraError, PrlError
+from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Evaluation
 from prl.panel import Panel, make_console, make_panel, say, show
 from prl.pipeline import Pipeline
-
-OK, FAILED = 0, 1
+from prl.shell import FAILED, INTERRUPTED, OK, failure_message, first_signal, run_to_exit
 
 
 class Job:
@@ -48,7 +46,7 @@ class Job:
 
     def run(self) -> int:
         """Run to an exit code. Raises ConfigError or MissingExtraError, with nothing left running."""
-        return signals.run(self._main())
+        return run_to_exit(self._main())
 
     async def _main(self) -> int:
         self._starting = asyncio.current_task()
@@ -56,7 +54,7 @@ class Job:
         with (
             log.captured(),
             closing(self._panel(title, num_steps)) as panel,
-            signals.first_signal(partial(self._interrupt, panel)),
+            first_signal(partial(self._interrupt, panel)),
         ):
             code, message = await self._outcome(panel)
         if message:
@@ -75,7 +73,7 @@ class Job:
         try:
             await self._train(panel)
         except asyncio.CancelledError:
-            return signals.INTERRUPTED, "prl: interrupted at start-up; everything that was started has ended\n"
+            return INTERRUPTED, "prl: interrupted at start-up; everything that was started has ended\n"
         except (ConfigError, MissingExtraError):
             raise
         except Exception as error:  # noqa: BLE001 - the process's last word on any failure
@@ -102,13 +100,9 @@ class Job:
 
     def _failure(self, error: Exception) -> str:
         """One message; above it the traceback where the error is a bug."""
-        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        text = str(error) if isinstance(error, PrlError) else f"{type(error).__name__}: {error}"
-        trace = "" if isinstance(error, PrlError) else "".join(traceback.format_exception(error))
         folder = self._pipeline.run_dir if self._pipeline is not None else None
         where = f"prl: events and logs are in {folder}\n" if folder is not None and folder.exists() else ""
-        return f"{trace}prl: the run failed: {text}\n{where}"
+        return failure_message("the run", error) + where
 
     def _report(self) -> None:
         pipeline = self._pipeline

@@ -22,7 +22,7 @@ from prl import parts
 from prl.config import Config
 from prl.doctor.evidence import Sampled
 from prl.doctor.examine import Stage
-from prl.engines.base import Engine
+from prl.engines.base import Decoding, Engine
 from prl.engines.pool import EnginePool
 from prl.errors import EngineError
 from prl.failure import FirstFailure, SideError, failures_to, raise_as_it_was, together
@@ -60,10 +60,17 @@ class LiveSides:
             pool,
             _unjudged,
             tokenizer.decode,
-            decoding=parts.make_decoding(config, tokenizer.stop_token_ids, config.sampling.temperature),
+            decoding=self._decoding(config.sampling.temperature),
             group_size=1,
             timeout_s=config.pipeline.rollout_timeout_s,
             failure=self._failure,
+        )
+
+    def _decoding(self, temperature: float) -> Decoding:
+        return Decoding(
+            temperature=temperature,
+            max_tokens=self._config.sampling.max_tokens,
+            stop_token_ids=self._tokenizer.stop_token_ids,
         )
 
     async def sample(self, prompts: Sequence[Prompt], temperature: float) -> list[Sampled]:
@@ -72,7 +79,7 @@ class LiveSides:
         Raises:
             EngineError: none came to anything, or not within ``pipeline.rollout_timeout_s``.
         """
-        decoding = parts.make_decoding(self._config, self._tokenizer.stop_token_ids, temperature)
+        decoding = self._decoding(temperature)
         timeout_s = self._config.pipeline.rollout_timeout_s
         outcomes: dict[int, Completion | Dropped] = {}
 

@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from prl import log, parts, preflight, signals
+from prl import log, parts, preflight
 from prl.config import Config
 from prl.doctor.diagnosis import Diagnosis, diagnose
 from prl.doctor.evidence import Evidence
@@ -25,15 +25,15 @@ from prl.doctor.examine import Examination
 from prl.doctor.finding import Finding
 from prl.doctor.inputs import sampling_defaults
 from prl.doctor.sides import live_sides
-from prl.errors import ConfigError, MissingExtraError, PrlError
+from prl.errors import ConfigError, MissingExtraError
 from prl.models import resolve_model
 from prl.panel import make_console, say, show
 from prl.progress import duration
 from prl.prompts import open_source
 from prl.settings import to_toml
+from prl.shell import FAILED, INTERRUPTED, OK, failure_message, first_signal, run_to_exit
 from prl.tokenizer import Tokenizer
 
-FAILED = 1
 _COLOURS = {"ok": "green", "note": "yellow", "fault": "bold red"}
 
 
@@ -60,7 +60,7 @@ class Visit:
 
     def run(self) -> int:
         """Examine, show and write; the exit code."""
-        return signals.run(self._main())
+        return run_to_exit(self._main())
 
     async def _main(self) -> int:
         task = asyncio.current_task()
@@ -74,18 +74,18 @@ class Visit:
             tempfile.TemporaryDirectory(prefix="prl-doctor-") as folder,
             log.captured(),
             log.configure(Path(folder), self._console),
-            signals.first_signal(interrupt),
+            first_signal(interrupt),
         ):
             try:
                 evidence = await self._examine(Path(folder))
             except asyncio.CancelledError:
                 sys.stderr.write("prl: interrupted; everything that was started has ended\n")
-                return signals.INTERRUPTED
+                return INTERRUPTED
             except (ConfigError, MissingExtraError):
                 raise
-            except PrlError as error:
+            except Exception as error:  # noqa: BLE001 - the process's last word on any failure
                 sys.stdout.flush()
-                sys.stderr.write(f"prl: the examination failed: {error}\n")
+                sys.stderr.write(failure_message("the examination", error))
                 return FAILED
         return self._tell(evidence, diagnose(evidence))
 
@@ -121,7 +121,7 @@ class Visit:
                 "config": to_toml(self._config),
             }
             self._report.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
-        return 0 if diagnosis.verdict == "clean" else FAILED
+        return OK if diagnosis.verdict == "clean" else FAILED
 
 
 def render(diagnosis: Diagnosis) -> Group:

@@ -18,10 +18,12 @@ torch: Any = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402 -- after the check for torch
 
+from prl.config_lora import LoraConfig  # noqa: E402
 from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
 from prl.trainer.learner import Learner  # noqa: E402
 from prl.trainer.loss import Loss  # noqa: E402
 from prl.trainer.microbatch import pack, scored  # noqa: E402
+from prl.trainer.questioned import rescored, twin_of  # noqa: E402
 from prl.types import Sample, WeightUpdate  # noqa: E402
 from tests.trainer import rank_session  # noqa: E402
 
@@ -363,9 +365,26 @@ def test_a_copy_in_another_type_has_the_current_weights(models: dict[str, Path])
     """Not those of the checkpoint."""
     learner = rank_session.penalised(models["tied"])
     learner.nudge(["model.embed_tokens.weight"], 0.3)
-    current = learner.rescore([[7, 8, 9, 10]], 1.0, None)[0]
-    twin = learner._twin(torch.float32)
-    assert twin.score(pack([scored([7, 8, 9, 10])], CPU), 1.0).tolist() == pytest.approx(current, abs=1e-6)
+    current = learner.rescore([[7, 8, 9, 10]], 1.0, None)
+    twin = twin_of(learner.policy, str(models["tied"]), CPU, torch.float32, LoraConfig())
+    assert rescored(twin, [[7, 8, 9, 10]], 1.0, CPU)[0] == pytest.approx(current[0], abs=1e-6)
+
+
+def test_adapters_are_copied_and_nudged(models: dict[str, Path]) -> None:
+    """Under LoRA a weight is nudged through its adapter, which begins with zeros; its base stays."""
+    pytest.importorskip("peft")
+    adapter = {"rank": 2, "target_modules": ["q_proj"]}
+    learner = Learner(make_config(models["tied"], lora=adapter), str(models["tied"]), None, CPU)
+    ids = [[7, 8, 9, 10]]
+    before, base = learner.rescore(ids, 1.0, None), rank_session.whole(learner.policy.tensors, "p")
+    learner.nudge(["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"], 0.3)
+    after = learner.rescore(ids, 1.0, None)
+    assert after != before
+    assert all(
+        torch.equal(value, base[name]) for name, value in rank_session.whole(learner.policy.tensors, "p").items()
+    )
+    twin = twin_of(learner.policy, str(models["tied"]), CPU, torch.float32, learner._config.lora)
+    assert rescored(twin, ids, 1.0, CPU)[0] == pytest.approx(after[0], abs=1e-6)
 
 
 def test_a_nudge_changes_the_named_tensors_only(models: dict[str, Path]) -> None:

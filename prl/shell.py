@@ -1,6 +1,7 @@
-"""How a command of the shell runs its coroutine, and what the signals that end it do.
+"""One coroutine run to an exit code from the command line, and the end of everything that it started.
 
-- A thread that hangs does not keep the loop from closing: whoever owns the process decides about it (``cli.py``).
+- A thread that hangs in a reward must not keep the process: the executor is left behind, and whoever owns the process
+  decides (``cli.py``).
 - The first SIGINT or SIGTERM does what the command says; the second, at any time, kills every descendant and leaves
   with 130. It is a plain signal handler, not the event loop's, so that it works while the loop is blocked.
 """
@@ -10,21 +11,23 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any
 
-INTERRUPTED = 130
+from prl.errors import PrlError
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
-T = TypeVar("T")
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run ``main`` in an event loop of its own, uvloop's where there is one."""
+def run_to_exit(main: Coroutine[Any, Any, int]) -> int:
+    """Run ``main`` on a loop of its own and return its exit code."""
     loop = _new_event_loop()
     executor = ThreadPoolExecutor(thread_name_prefix="prl")
     loop.set_default_executor(executor)
@@ -38,8 +41,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         loop.close()
 
 
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 - not there on every system
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
 @contextmanager
-def first_signal(react: Callable[[], None]) -> Iterator[None]:
+def first_signal(react: Callable[[], object]) -> Iterator[None]:
     """``react`` to the first SIGINT or SIGTERM, in the event loop; from then on the next kills everything."""
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -65,14 +76,6 @@ def first_signal(react: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # noqa: PLC0415 - not there on every system
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
 def _kill_everything(_: int, __: FrameType | None) -> None:
     """SIGKILL to every descendant, then leave without another word: what is stuck may not be waited for."""
     for pid in _descendants(os.getpid()):
@@ -96,3 +99,12 @@ def _descendants(pid: int) -> list[int]:
         found += below
         queue += below
     return found
+
+
+def failure_message(what: str, error: Exception) -> str:
+    """One message that ``what`` failed; above it the traceback where the error is a bug."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    text = str(error) if isinstance(error, PrlError) else f"{type(error).__name__}: {error}"
+    trace = "" if isinstance(error, PrlError) else "".join(traceback.format_exception(error))
+    return f"{trace}prl: {what} failed: {text}\n"
