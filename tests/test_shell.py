@@ -60,7 +60,7 @@ def test_the_second_signal_kills_every_descendant() -> None:
     """While the loop is blocked, with exit code 130, and the child's child is gone too."""
     code = (
         "import asyncio, os, signal, subprocess, sys, time\n"
-        "from prl import signals\n"
+        "from prl import shell\n"
         "async def main():\n"
         "    with shell.first_signal(lambda: print('first', flush=True)):\n"
         "        subprocess.Popen(['sh', '-c', 'sleep 60 & wait'])\n"
