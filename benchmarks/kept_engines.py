@@ -106,6 +106,7 @@ class KeptEngines:
 
     async def __aenter__(self) -> Self:
         before = descendants()
+        self._own_cores = os.sched_getaffinity(0)
         transport = parts.transport_of(self._config)
         model = resolve_model(self._config.model)
         self._engines = parts.make_engines(self._config, model, Path(self._folder.name), transport)
@@ -120,6 +121,7 @@ class KeptEngines:
         async with asyncio.TaskGroup() as closing:
             for engine in self._engines:
                 closing.create_task(engine.close())
+        pin([os.getpid()], sorted(self._own_cores))
         self._folder.cleanup()
 
     def kept(self, max_num_seqs: int) -> list[Engine]:
