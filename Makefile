@@ -55,7 +55,7 @@ lock:
 	  --no-emit-package torchcodec --custom-compile-command "make lock" -o locks/cpu.txt
 
 # What the benchmarks share: no benchmark itself.
-BENCH_PARTS := harness kept_engines stages throughput_model
+BENCH_PARTS := curves harness kept_engines stages throughput_model
 
 bench: $(READY)
 	@for file in $(filter-out $(BENCH_PARTS:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do \

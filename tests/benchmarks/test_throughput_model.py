@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 
-from pipeline_vs_conventional import best_at, compared
+from curves import best_at, compared
 from throughput_model import NUM_STEPS, SKIPPED, Costs, Schedule, play
 
 STEP_S, TRAIN_S, PAUSE_S, LENGTH, GROUP = 0.01, 0.3, 0.05, 40, 4
