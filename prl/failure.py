@@ -180,6 +180,21 @@ async def together(
     return {side: task.result() for side, task in tasks.items()}
 
 
+async def together_as_it_was(
+    what: str, *, patient: Collection[str] = (), **sides: Callable[[], Awaitable[Any]]
+) -> dict[str, Any]:
+    """Do things side by side, as ``together`` does: all results by side, or the first failure as it was."""
+    error: Exception | None = None
+    results: dict[str, Any] = {}
+    try:
+        results = await together({}, what, patient=patient, **sides)
+    except SideError as failed:
+        error = failed.error
+    if error is not None:
+        raise_as_it_was(error)
+    return results
+
+
 @asynccontextmanager
 async def running(loop: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run ``loop`` while the body runs, then cancel it.
