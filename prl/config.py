@@ -150,18 +150,19 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
 class DataConfig(Table, frozen=True, kw_only=True):
     """``[data]``: where prompts come from."""
 
-    source: Literal["arithmetic", "jsonl"] = "arithmetic"
-    """``arithmetic`` generates seeded problems; ``jsonl`` reads rows with ``prompt`` or ``messages``."""
+    source: Literal["arithmetic", "word_problems", "jsonl"] = "arithmetic"
+    """``arithmetic`` and ``word_problems`` generate seeded problems; ``jsonl`` reads rows with ``prompt`` or
+    ``messages``."""
     path: str | None = None
     """The JSONL file, relative to the working directory."""
     shuffle: bool = True
     """Order each epoch by (seed, epoch); false keeps the file's order."""
     system: str | None = None
-    """System message put before a row that has only a ``prompt``."""
+    """System message put before a row that has only a ``prompt``; absent: the chat template's own, if it has one."""
     level: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Difficulty of the arithmetic source, 1 to 5."""
+    """Difficulty of generated problems, 1 to 5: the tables in ``arithmetic.py`` and ``word_problems.py``."""
     num_prompts: Positive = 100_000
-    """Length of one epoch of the arithmetic source."""
+    """Length of one epoch of generated problems."""
     skip_bad_rows: bool = False
     """Skip and count malformed rows instead of refusing the file."""
 
@@ -176,7 +177,7 @@ class EvalConfig(Table, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0
     """0 is greedy."""
     path: str | None = None
-    """Held-out JSONL; absent: arithmetic takes problems that training never sees, JSONL sets its last rows aside."""
+    """Held-out JSONL; absent: generated problems are such as training never sees, JSONL sets its last rows aside."""
     timeout_s: PositiveFloat = 300.0
     """Deadline of one evaluation."""
 

@@ -14,6 +14,10 @@ from prl.errors import ConfigError
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS: dict[str, Path] = {"tiny-math": Path(__file__).parent / "tiny_math"}
 """Models that ship with the package, by name."""
+MAKERS = {"SmolLM2-135M-Instruct": ("prl.models.make_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct")}
+"""Folders that a script makes, by their last name: the script's module, and the model's name on the hub."""
+MADE = "models"
+"""Where the scripts put them: no owner on the hub, so a path."""
 
 
 def resolve_model(name: str) -> str:
@@ -26,7 +30,7 @@ def resolve_model(name: str) -> str:
         raise ConfigError("model is empty: name a built-in ('builtin:tiny-math'), a folder or a hub name")
     if name.startswith(BUILTIN_PREFIX):
         return str(_builtin(name.removeprefix(BUILTIN_PREFIX)))
-    if name.startswith((".", "/", "~")) or Path(name).exists():
+    if name.startswith((".", "/", "~", f"{MADE}/")) or Path(name).exists():
         return str(_folder(name))
     return name
 
@@ -46,6 +50,12 @@ def _folder(name: str) -> Path:
         raise ConfigError(f"model = {name!r}: no such user's home folder; write the path in full") from error
     if not path.is_dir():
         found = "is a file" if path.exists() else "does not exist"
+        if path.name in MAKERS and not path.exists():
+            module, hub_name = MAKERS[path.name]
+            raise ConfigError(
+                f"model = {name!r}: {path.absolute()} does not exist; make it with"
+                f" python -m {module} --out {name}, or take {hub_name!r} from the hub"
+            )
         raise ConfigError(f"model = {name!r}: {path.absolute()} {found}; name a folder with config.json and weights")
     if not (path / "config.json").is_file():
         raise ConfigError(f"model = {name!r}: {path.absolute()} has no config.json; name a Hugging Face model folder")
