@@ -159,8 +159,9 @@ class DataConfig(Table, frozen=True, kw_only=True):
     """Order each epoch by (seed, epoch); false keeps the file's order."""
     system: str | None = None
     """System message put before a row that has only a ``prompt``; absent: the chat template's own, if it has one."""
-    level: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Difficulty of generated problems, 1 to 5: the tables in ``arithmetic.py`` and ``word_problems.py``."""
+    level: Annotated[int, Meta(ge=1, le=6)] = 1
+    """Kind of generated problems: 1 to 5 as in the tables of ``arithmetic.py`` and ``word_problems.py``, and of the
+    arithmetic source 6, with a long tail of lengths."""
     num_prompts: Positive = 100_000
     """Length of one epoch of generated problems."""
     skip_bad_rows: bool = False
