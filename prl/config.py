@@ -26,6 +26,10 @@ class RunConfig(Table, frozen=True, kw_only=True):
     """Optimiser steps in all. A resumed run counts those already done."""
     checkpoint_every: NonNegative = 0
     """Steps between checkpoints; 0 writes one at the end only."""
+    keep_checkpoints: Positive = 3
+    """Newest checkpoints that are kept; older ones are removed when a new one is complete."""
+    disk_timeout_s: PositiveFloat = 600.0
+    """Generation pauses while the disk is full or read-only; after this long the run ends, to be resumed."""
     stall_timeout_s: PositiveFloat = 120.0
     """End the run, saying who waits for whom, when nothing moved for this long."""
     samples_every: NonNegative = 1
@@ -125,6 +129,11 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """Tokens packed into one forward pass of one rank. A longer single sequence gets a micro-batch of its own."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    max_restarts: NonNegative = 3
+    """Times that a trainer whose rank died or hung is started again, in one run: from the newest checkpoint, and the
+    steps after it again from the journal. The engines go on meanwhile."""
+    heartbeat_timeout_s: PositiveFloat = 30.0
+    """A rank that gave no sign of life for this long hangs: it is killed."""
     max_skipped_steps: Positive = 5
     """Consecutive steps with a non-finite loss or gradient that end the run."""
     start_timeout_s: PositiveFloat = 300.0

@@ -7,10 +7,13 @@
     +-- MissingExtraError    an optional package is not installed; names the extra
     +-- EngineError          an engine refused or failed a request
     |   +-- EngineDeadError  an engine's process is gone; carries its last log lines
-    +-- TrainerError         a trainer rank failed, died or broke the protocol; carries its last log lines
+    +-- TrainerError         a trainer rank failed, or broke the protocol; carries its last log lines
+    |   +-- TrainerDeadError a rank is gone, or hangs: what a restart may mend
     +-- WeightSyncError      a weight push failed; names the side that failed
     +-- RewardError          rewards failed too often, or a user's reward raised a bug
     +-- CheckpointError      a checkpoint could not be written or read
+    +-- JournalError         the journal of a run is missing or cannot be used
+    +-- DiskError            the disk took nothing for run.disk_timeout_s
     +-- StallError           nothing moved for run.stall_timeout_s; says who waits for whom
 
 An expected failure of one rollout is no exception but a value (see ``rollout.py``); what is not in this tree is a bug
@@ -52,7 +55,11 @@ class EngineDeadError(EngineError):
 
 
 class TrainerError(PrlError):
-    """A trainer rank failed, died or broke the protocol."""
+    """A trainer rank failed, or broke the protocol."""
+
+
+class TrainerDeadError(TrainerError):
+    """A trainer rank is gone or hangs."""
 
 
 class WeightSyncError(PrlError):
@@ -65,6 +72,14 @@ class RewardError(PrlError):
 
 class CheckpointError(PrlError):
     """A checkpoint could not be written or read."""
+
+
+class JournalError(PrlError):
+    """The journal of a run is missing, or does not fit its checkpoints."""
+
+
+class DiskError(PrlError):
+    """The disk took nothing for ``run.disk_timeout_s``."""
 
 
 class StallError(PrlError):

@@ -1,12 +1,15 @@
-"""One weight push: pause, publish || load, resume, verify; one deadline, one error that names the side that failed.
+"""One weight push: stage || publish, pause, load, resume, verify; one deadline, one error that names who failed.
 
 Invariants:
 
 - All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the run ends. Engines that
   may not all serve the new version are not resumed.
+        return PushReport(version=version, verify_gap=verify_gap, **times)
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
 - Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
-  trainer's. A transfer that reports success and moved nothing does not pass.
+  trainer's. A transfer that reports success and moved nothing does not pass. The engines go on before the proof, so
+  that they need not stand still for it; no token of theirs is trained before it, for the next batch is taken after the
+  push, and a push that raises ends the run.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
 
@@ -14,12 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from prl.errors import WeightSyncError
-from prl.failure import SideError, together
+from prl.failure import SideError, raise_as_it_was, together
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
 
@@ -27,12 +32,16 @@ from prl.types import TensorSpec, WeightUpdate
 class Receivers(Protocol):
     """The engines as one: the pool."""
 
+    async def stage(self, update: WeightUpdate) -> bool:
+        """Begin to receive the update beside generation; False where that is left to ``load``."""
+        ...
+
     async def pause(self) -> None:
         """Stop every engine between two decode steps."""
         ...
 
     async def load(self, update: WeightUpdate) -> None:
-        """Receive the update on every engine."""
+        """Receive the update on every engine, if it was not staged, and serve it."""
         ...
 
     async def resume(self) -> None:
@@ -44,14 +53,25 @@ class Receivers(Protocol):
         ...
 
 
+async def _nothing() -> None:
+    """All sides stay where they are."""
+
+
+async def _not_mended() -> bool:
+    """What failed stays failed."""
+    return False
+
+
 class PushReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one push cost and how well it agrees."""
 
     version: int
     pause_s: float
-    """Seconds the engines stood still."""
+    """Seconds from the request to stand still until the last engine went on."""
+    drain_s: float
+    """Of these, until the last engine had finished the step that it was in."""
     publish_s: float
-    """Seconds from the first byte's send to the last engine's load."""
+    """Seconds of the transfer, until the last engine had received it; and loaded it, where it was not staged."""
     verify_gap: float | None
     """Largest difference of a probe token's log-probability between any engine and the trainer; None: not verified."""
 
@@ -70,7 +90,11 @@ class WeightSync:
         tolerance: float,
         timeout_s: float,
         verify_every: int,
+        join: Callable[[], Awaitable[None]] = _nothing,
+        mend: Callable[[], Awaitable[bool]] = _not_mended,
     ) -> None:
+        """``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again."""
+        self._join, self._mend = join, mend
         self._trainer, self._engines = trainer, engines
         self._transport, self._manifest = transport, manifest
         self._probe = probe if len(probe) > 1 else probe * 2  # a log-probability needs a token before its own
@@ -86,17 +110,25 @@ class WeightSync:
         if self._under_way is not None:
             raise WeightSyncError(f"{self._under_way} was interrupted, so the engines' weights are unknown; restart")
         self._under_way = f"the update to version {version}"
-        clock = asyncio.get_running_loop().time
+        while True:
+            try:
+                await self._join()
+                report = await self._attempt(version)
+                break
+            except WeightSyncError as error:
+                failed = error
+            if not await self._mend():
+                raise_as_it_was(failed)
+        self._under_way = None
+        self.version = version
+        self._num_pushes += 1
+        return report
+
+    async def _attempt(self, version: int) -> PushReport:
         pending: dict[str, str] = {}
         try:
             async with asyncio.timeout(self._timeout_s):
-                paused_at = clock()
-                await together(pending, "pause", engines=self._engines.pause)
-                published_at = clock()
-                await self._transfer(version, pending)
-                loaded_at = clock()
-                await together(pending, "resume", engines=self._engines.resume)
-                resumed_at = clock()
+                times = await self._swap(version, pending)
                 verify_gap = await self._verify(version, pending)
         except SideError as failed:
             raise WeightSyncError(f"{self._under_way} failed on the side of the {failed}") from failed.error
@@ -105,21 +137,31 @@ class WeightSync:
             raise WeightSyncError(
                 f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}"
             ) from None
-        self._under_way = None
-        self.version = version
-        self._num_pushes += 1
-        return PushReport(
-            version=version, pause_s=resumed_at - paused_at, publish_s=loaded_at - published_at, verify_gap=verify_gap
-        )
+        return PushReport(version=version, verify_gap=verify_gap, **times)
 
-    async def _transfer(self, version: int, pending: dict[str, str]) -> None:
+    async def _swap(self, version: int, pending: dict[str, str]) -> dict[str, float]:
+        """Send and load, with the engines still for as little of it as they can be; returns the report's times."""
+        clock = asyncio.get_running_loop().time
         update = WeightUpdate(version=version, transport=self._transport, manifest=self._manifest)
-        await together(
-            pending,
-            "transfer",
-            trainer=lambda: self._trainer.publish(update),
-            engines=lambda: self._engines.load(update),
-        )
+        engines, publish = self._engines, partial(self._trainer.publish, update)
+        begun = clock()
+        staged = (await together(pending, "staging", engines=partial(engines.stage, update)))["engines"]
+        if staged:
+            await together(pending, "transfer", trainer=publish)
+        arrived = clock()
+        await together(pending, "pause", engines=engines.pause)
+        still = clock()
+        if staged:
+            await together(pending, "load", engines=partial(engines.load, update))
+        else:
+            await together(pending, "transfer", trainer=publish, engines=partial(engines.load, update))
+        loaded = clock()
+        await together(pending, "resume", engines=engines.resume)
+        return {
+            "pause_s": clock() - arrived,
+            "drain_s": still - arrived,
+            "publish_s": arrived - begun if staged else loaded - still,
+        }
 
     async def _verify(self, version: int, pending: dict[str, str]) -> float | None:
         """Compare both sides on the probe; the first push is always verified."""

@@ -213,6 +213,10 @@ class TransformersEngine:
         self._paused = True
         self._meter.update(paused=True)
 
+    async def stage(self, update: WeightUpdate) -> bool:  # noqa: ARG002 -- the protocol's
+        """The child receives in ``load``: it takes one command at a time."""
+        return False
+
     async def load(self, update: WeightUpdate) -> None:
         """Receive ``update``; the child keeps its old weights unless all of it arrived.
 

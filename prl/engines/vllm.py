@@ -233,6 +233,14 @@ class VllmEngine:
         self._meter.update(paused=True)
         await self._weights.pause()
 
+    async def stage(self, update: WeightUpdate) -> bool:
+        """Begin to receive ``update`` beside generation, if the transport can.
+
+        Raises:
+            WeightSyncError: the workers are in no weight group.
+        """
+        return await self._weights.stage(update)
+
     async def load(self, update: WeightUpdate) -> None:
         """Receive ``update`` and serve it from the next token on.
 

@@ -76,7 +76,12 @@ class Weights:
         self._core.check_alive()
         self._paused = True
         self._moving.clear()
-        await self._core.call(self._core.llm.pause_generation(mode="keep", clear_cache=False), "did not pause")
+        # ``AsyncLLM.pause_generation`` is this call and a sleep of 20 ms, for outputs still on their way inside this
+        # process. They came before the answer, and are let through here instead.
+        client = self._core.llm.engine_core
+        await self._core.call(client.pause_scheduler_async(mode="keep", clear_cache=False), "did not pause")
+        while not client.outputs_queue.empty() and not self._core.dead:  # noqa: ASYNC110 -- vLLM tells nobody
+            await asyncio.sleep(0)
 
     async def resume(self) -> None:
         """Go on, unless the weights are not whole."""
@@ -99,7 +104,15 @@ class Weights:
             raise
         self.broken = None
 
-    async def _load(self, update: WeightUpdate) -> None:
+    async def stage(self, update: WeightUpdate) -> bool:
+        """See ``VllmEngine.stage``."""
+        self._core.check_alive()
+        if self._transport != "gloo":
+            return False
+        await self._transfer(self._update(update, stage=True), f"could not begin to receive version {update.version}")
+        return True
+
+    async def _update(self, update: WeightUpdate, *, stage: bool = False) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest  # noqa: PLC0415 -- optional, heavy
 
         llm = self._core.llm
@@ -107,10 +120,14 @@ class Weights:
             await llm.start_weight_update()
         self._update_open = True
         try:
-            await llm.update_weights(WeightTransferUpdateRequest(update_info=update_info(update)))
+            await llm.update_weights(WeightTransferUpdateRequest(update_info=update_info(update, stage=stage)))
         except Exception:
             self._update_open = False  # vLLM closes an update that failed
             raise
+
+    async def _load(self, update: WeightUpdate) -> None:
+        await self._update(update)
+        llm = self._core.llm
         await llm.finish_weight_update(str(update.version))
         self._update_open = False
         self.version = update.version

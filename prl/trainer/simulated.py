@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from prl.errors import CheckpointError, TrainerError
+from prl.errors import CheckpointError, TrainerDeadError, TrainerError
 from prl.simulation import CHECKPOINT, MANIFEST, CallFault, CallFaults, Meeting, learn, sequence_logprobs
 from prl.trainer import checkpoint
 from prl.trainer.base import TrainerReady, TrainReport
@@ -194,7 +194,7 @@ class SimulatedTrainer:
 
     def _check_alive(self) -> None:
         if self._death is not None:
-            raise TrainerError(self._death)
+            raise TrainerDeadError(self._death)
 
     def _die(self, reason: str) -> None:
         if self._death is None:
@@ -236,8 +236,10 @@ class SimulatedTrainer:
 
 
 def _save(folder: Path, saved: _Saved) -> None:
-    """The one file of this checkpoint, complete or not there."""
-    (checkpoint.begin(folder) / _FILE).write_bytes(msgspec.msgpack.encode(saved))
+    """Complete or not there; the controller's state is where every trainer puts it."""
+    partial = checkpoint.begin(folder)
+    (partial / _FILE).write_bytes(msgspec.msgpack.encode(saved))
+    (partial / checkpoint.STATE).write_bytes(msgspec.msgpack.encode(saved.state))
     checkpoint.commit(folder, step=saved.step, num_ranks=1)
 
 
