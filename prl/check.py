@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-from prl import settings
+from prl import settings, word_problems
 from prl.check_algorithm import check_algorithm
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
@@ -31,6 +31,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_pipeline(config),
         *_engine(config),
         *_trainer(config),
+        *_lora(config),
         *_listen(config, environment),
         *_data(config),
         *check_evaluation(config),
@@ -114,6 +115,22 @@ def _trainer(config: Config) -> Iterator[str]:
         )
 
 
+def _lora(config: Config) -> Iterator[str]:
+    lora = config.lora
+    if lora.rank == 0:
+        for option in ("alpha", "target_modules", "publish"):
+            if (value := getattr(lora, option)) is not None:
+                yield f"lora.{option} = {value!r} is not read while lora.rank = 0: remove it, or set a rank"
+        return
+    if config.trainer.kind == "simulated":
+        yield f"lora.rank = {lora.rank} conflicts with trainer.kind = 'simulated', which has no weights: remove [lora]"
+    if lora.publish == "adapters" and config.weights.transport == "nccl":
+        yield (
+            "lora.publish = 'adapters' conflicts with weights.transport = 'nccl': vLLM's own backend loads whole"
+            " weights only; take weights.transport = 'gloo', or lora.publish = 'merged'"
+        )
+
+
 def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
     trainer = config.trainer
     try:
@@ -138,6 +155,11 @@ def _data(config: Config) -> Iterator[str]:
         yield "data.source = 'jsonl' needs data.path"
     if data.source != "jsonl" and data.path is not None:
         yield f"data.path = {data.path!r} conflicts with data.source = {data.source!r}: set data.source = 'jsonl'"
+    if data.source == "word_problems" and data.level > word_problems.NUM_LEVELS:
+        yield (
+            f"data.level = {data.level} conflicts with data.source = 'word_problems', whose levels are 1 to"
+            f" {word_problems.NUM_LEVELS}"
+        )
 
 
 def _rewards(config: Config) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """The configuration: one TOML, frozen structs, every constraint in the types.
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
-that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, that of evaluation in
-``config_eval.py``. The doc of a field is the string under it. Units are in the name; counts start with ``num_``.
-Nothing here imports torch or vLLM.
+that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of evaluation and
+LoRA in ``config_eval.py`` and ``config_lora.py``. The doc of a field is the string under it. Units are in the name;
+counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from msgspec import Meta, field
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
+from prl.config_lora import LoraConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -84,6 +85,11 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """Share of a GPU's memory that one engine may use."""
     start_timeout_s: PositiveFloat = 300.0
     """Deadline for one engine to be ready."""
+    min_engines: Positive = 1
+    """An engine that dies is started again in the background. Where fewer than these serve for
+    ``recovery_timeout_s``, the run ends."""
+    recovery_timeout_s: PositiveFloat = 600.0
+    """How long the run waits for engines that are started again."""
     token_timeout_s: PositiveFloat = 60.0
     """Longest wait for the next token of an open stream while the engine is not paused."""
 
@@ -148,7 +154,7 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
     """``[weights]``: how a new version travels into the engines."""
 
     transport: Literal["auto", "gloo", "nccl"] = "auto"
-    """``auto`` takes nccl where trainer and engines are on CUDA and gloo elsewhere."""
+    """``auto`` takes nccl where trainer and engines are on CUDA, and gloo elsewhere or where adapters travel alone."""
     timeout_s: PositiveFloat = 60.0
     """Deadline of one whole update, verification included."""
     verify_every: NonNegative = 1
@@ -161,18 +167,20 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
 class DataConfig(Table, frozen=True, kw_only=True):
     """``[data]``: where prompts come from."""
 
-    source: Literal["arithmetic", "jsonl"] = "arithmetic"
-    """``arithmetic`` generates seeded problems; ``jsonl`` reads rows with ``prompt`` or ``messages``."""
+    source: Literal["arithmetic", "word_problems", "jsonl"] = "arithmetic"
+    """``arithmetic`` and ``word_problems`` generate seeded problems; ``jsonl`` reads rows with ``prompt`` or
+    ``messages``."""
     path: str | None = None
     """The JSONL file, relative to the working directory."""
     shuffle: bool = True
     """Order each epoch by (seed, epoch); false keeps the file's order."""
     system: str | None = None
-    """System message put before a row that has only a ``prompt``."""
+    """System message put before a row that has only a ``prompt``; absent: the chat template's own, if it has one."""
     level: Annotated[int, Meta(ge=1, le=6)] = 1
-    """Kind of the arithmetic source's problems: 1 to 5 by difficulty, 6 with a long tail of lengths."""
+    """Kind of generated problems: 1 to 5 as in the tables of ``arithmetic.py`` and ``word_problems.py``, and of the
+    arithmetic source 6, with a long tail of lengths."""
     num_prompts: Positive = 100_000
-    """Length of one epoch of the arithmetic source."""
+    """Length of one epoch of generated problems."""
     skip_bad_rows: bool = False
     """Skip and count malformed rows instead of refusing the file."""
 
@@ -209,6 +217,7 @@ class Config(Table, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     trainer: TrainerConfig = TrainerConfig()
+    lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
     kl: KlConfig = KlConfig()
     advantage: AdvantageConfig = AdvantageConfig()

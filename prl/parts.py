@@ -30,7 +30,6 @@ from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer.base import Trainer
-from prl.trainer.kept import KeptTrainer
 from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
@@ -105,9 +104,14 @@ def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None)
 
 
 def transport_of(config: Config) -> str:
-    """The weight transport: ``auto`` is nccl where vLLM and the trainer have GPUs of their own, gloo elsewhere."""
+    """The weight transport: ``auto`` is nccl where vLLM and the trainer have GPUs of their own, gloo elsewhere.
+
+    Adapters alone can only be merged by prl's own receivers, which are gloo's.
+    """
     if config.weights.transport != "auto":
         return config.weights.transport
+    if config.lora.publish == "adapters":
+        return "gloo"
     if config.trainer.kind == "simulated" or config.trainer.device == "cpu" or engine_kind(config)[0] != "vllm":
         return "gloo"
     wanted = config.engine.count * config.engine.tensor_parallel_size + config.trainer.num_ranks
@@ -164,13 +168,14 @@ def make_refill(config: Config) -> Refill | None:
 
 def make_sync(
     config: Config,
-    trainer: KeptTrainer,
+    trainer: Trainer,
     engines: EnginePool,
     *,
     transport: str,
     manifest: list[TensorSpec],
     probe: list[int],
     join: Callable[[], Awaitable[None]],
+    mend: Callable[[], Awaitable[bool]],
 ) -> WeightSync:
     """What pushes weights as ``[weights]`` says, and compares both sides on the tokens of ``probe``."""
     return WeightSync(
@@ -183,7 +188,7 @@ def make_sync(
         timeout_s=config.weights.timeout_s,
         verify_every=config.weights.verify_every,
         join=join,
-        mend=trainer.revive_if_dead,
+        mend=mend,
     )
 
 
