@@ -85,6 +85,11 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """Share of a GPU's memory that one engine may use."""
     start_timeout_s: PositiveFloat = 300.0
     """Deadline for one engine to be ready."""
+    min_engines: Positive = 1
+    """An engine that dies is started again in the background. Where fewer than these serve for
+    ``recovery_timeout_s``, the run ends."""
+    recovery_timeout_s: PositiveFloat = 600.0
+    """How long the run waits for engines that are started again."""
     token_timeout_s: PositiveFloat = 60.0
     """Longest wait for the next token of an open stream while the engine is not paused."""
 
