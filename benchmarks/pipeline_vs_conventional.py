@@ -37,7 +37,7 @@ SHARED = Layout("shared", num_engines=2, num_ranks=2)
 SPLIT = Layout("split", num_engines=1, num_ranks=1, engine_cores=(0,), trainer_cores=(1,))
 MOST_STREAMS = 256
 """Per engine; where a side may have as many as it wants."""
-LEARNING_RATES = (5e-5, 1e-4, 2e-4, 4e-4)
+LEARNING_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
 MIN_SKIPPED_STEPS = 6
 TABLES = ("sweep", "generation_alone", "training_alone", "rows", "at_equal_ess", "at_equal_largest_lag")
 
