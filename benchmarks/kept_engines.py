@@ -3,8 +3,9 @@
 Invariants:
 
 - Every run has a trainer of its own, started from the checkpoint; only the engine processes are kept. They join the
-  new trainer's weight group, their prefix cache is emptied (its salt, the version, starts again), and the first push
-  brings the checkpoint's weights back and proves them.
+  new trainer's weight group, and the first push brings the checkpoint's weights back and proves them. Versions start
+  again, so two runs salt the prefix cache alike; prompts shorter than one of its blocks (128 tokens on a CPU) never
+  read it, and longer ones are refused.
 - A run never has more streams in its engines than its own configuration says, whatever the engines were opened for.
 - Pinning is by thread and inherited: an engine, and a trainer once its ranks have come, stay on the cores they got.
 """
@@ -28,6 +29,8 @@ from prl.engines.base import Decoding, Engine, EngineStatistics
 from prl.models import resolve_model
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
+PREFIX_BLOCK = 128
+
 
 class Layout(msgspec.Struct, frozen=True):
     """How processes are laid on the cores; ``None``: the kernel decides."""
@@ -49,14 +52,15 @@ class Kept:
         self._slots = asyncio.Semaphore(max_num_seqs)
 
     async def open(self) -> None:
-        """It is open; what it remembers of older weights goes."""
-        await self._engine._core.llm.reset_prefix_cache()  # noqa: SLF001 -- vLLM's, by way of prl's engine
+        """It is open."""
 
     async def close(self) -> None:
         """It stays open."""
 
     async def generate(self, token_ids: list[int], decoding: Decoding) -> AsyncGenerator[TokenChunk, None]:
         """As the engine does, at most ``max_num_seqs`` at once."""
+        if len(token_ids) >= PREFIX_BLOCK:
+            raise ValueError(f"kept engines are for prompts below {PREFIX_BLOCK} tokens, got {len(token_ids)}")
         async with self._slots, aclosing(self._engine.generate(token_ids, decoding)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -111,6 +115,7 @@ class KeptEngines:
 
     async def __aenter__(self) -> Self:
         before = descendants()
+        self._own_cores = os.sched_getaffinity(0)
         transport = parts.transport_of(self._config)
         model = resolve_model(self._config.model)
         self._engines = parts.make_engines(self._config, model, Path(self._folder.name), transport)
@@ -125,6 +130,7 @@ class KeptEngines:
         async with asyncio.TaskGroup() as closing:
             for engine in self._engines:
                 closing.create_task(engine.close())
+        pin([os.getpid()], sorted(self._own_cores))
         self._folder.cleanup()
 
     def kept(self, max_num_seqs: int) -> list[Engine]:

@@ -182,12 +182,14 @@ async def _unjudged(_: Completion, __: Prompt) -> Verdict:
     return Abstained(reason="the doctor does not score")
 
 
-async def _both(what: str, **sides: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+async def _both(
+    what: str, *, trainer: Callable[[], Awaitable[Any]], engines: Callable[[], Awaitable[Any]]
+) -> dict[str, Any]:
     """Both side by side; the first failure as it was."""
     error: Exception | None = None
     results: dict[str, Any] = {}
     try:
-        results = await together({}, what, **sides)
+        results = await together({}, what, trainer=trainer, engines=engines)
     except SideError as failed:
         error = failed.error
     if error is not None:
