@@ -14,7 +14,6 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,7 +24,7 @@ from prl.doctor.examine import Stage
 from prl.engines.base import Decoding, Engine
 from prl.engines.pool import EnginePool
 from prl.errors import EngineError
-from prl.failure import FirstFailure, SideError, failures_to, raise_as_it_was, together
+from prl.failure import FirstFailure, failures_to, raise_as_it_was, together_as_it_was
 from prl.log import get_logger
 from prl.process import free_port
 from prl.rollout import Dropped, Rollout
@@ -149,13 +148,13 @@ async def live_sides(
     trainer = parts.make_trainer(config, model, logs, None)
     try:
         on_stage(f"starting {parts.describe(config)}")
-        opened = await _both("start", trainer=trainer.open, engines=pool.open)
+        opened = await together_as_it_was("start", trainer=trainer.open, engines=pool.open)
         on_stage("joining engine and trainer, sending the first weights")
         timeout_s = config.weights.timeout_s
         group = pool.weight_group(
             transport=transport, address=_LOOPBACK, port=free_port(_LOOPBACK), timeout_s=timeout_s
         )
-        await _both("join", trainer=lambda: trainer.connect(group), engines=lambda: pool.connect(group))
+        await together_as_it_was("join", trainer=lambda: trainer.connect(group), engines=lambda: pool.connect(group))
         manifest: list[TensorSpec] = opened["trainer"].manifest
         sync = WeightSync(
             trainer,
@@ -180,21 +179,6 @@ async def live_sides(
 async def _unjudged(_: Completion, __: Prompt) -> Verdict:
     """The doctor asks what was sampled, not how good it is."""
     return Abstained(reason="the doctor does not score")
-
-
-async def _both(
-    what: str, *, trainer: Callable[[], Awaitable[Any]], engines: Callable[[], Awaitable[Any]]
-) -> dict[str, Any]:
-    """Both side by side; the first failure as it was."""
-    error: Exception | None = None
-    results: dict[str, Any] = {}
-    try:
-        results = await together({}, what, trainer=trainer, engines=engines)
-    except SideError as failed:
-        error = failed.error
-    if error is not None:
-        raise_as_it_was(error)
-    return results
 
 
 async def _closed(close: Callable[[], Awaitable[None]]) -> None:
