@@ -1,4 +1,4 @@
-"""The child process of the transformers engine: one model, one generation thread, one command thread.
+"""The host process of the transformers engine: one model, one generation thread, one command thread.
 
 Invariants:
 
@@ -10,8 +10,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import threading
 import time
 import traceback
@@ -19,16 +17,12 @@ from typing import Any
 
 import torch
 
-from prl.engines.transformers_batching import TokenRouter, end_process, make_manager
-from prl.engines.transformers_protocol import (
-    ADDRESS_VARIABLE,
-    TOKEN_VARIABLE,
+from prl.engines.host_protocol import (
     Call,
     Cancel,
     Connect,
     FromController,
     Generate,
-    Hello,
     Load,
     Pause,
     Reply,
@@ -37,10 +31,11 @@ from prl.engines.transformers_protocol import (
     Score,
     Start,
 )
+from prl.engines.host_side import connect_back, end_process
+from prl.engines.transformers_batching import TokenRouter, make_manager
 from prl.engines.transformers_sampling import Sampler
 from prl.engines.transformers_weights import load_model, replace_weights, score
 from prl.errors import WeightSyncError
-from prl.process import die_with_parent
 from prl.transfer import GlooGroup
 from prl.wire import BlockingChannel, WireClosedError
 
@@ -97,7 +92,7 @@ class Host:
         self._model = load_model(start)
         sampler = Sampler(start.seed)
         self._manager = make_manager(self._model, start, sampler)
-        self._router = TokenRouter(self._manager, sampler, self._send, start.stream_interval)
+        self._router = TokenRouter(self._manager, sampler, self._send, start.config.stream_interval)
         self._manager.start()
         threading.Thread(target=self._watch_generation, name="prl-generation-watch", daemon=True).start()
         return int(self._model.config.get_text_config().vocab_size)
@@ -145,13 +140,7 @@ class Host:
 
 def main() -> None:
     """Connect back to the controller and serve it."""
-    die_with_parent()
-    address, _, port = os.environ[ADDRESS_VARIABLE].rpartition(":")
-    sock = socket.create_connection((address, int(port)), timeout=30)
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    channel: BlockingChannel[FromController] = BlockingChannel(sock, FromController)
-    channel.send(Hello(token=os.environ[TOKEN_VARIABLE]))
+    _, channel = connect_back()
     try:
         Host(channel).serve()
     except WireClosedError:

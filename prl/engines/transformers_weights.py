@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from prl.engines.transformers_protocol import Start
+from prl.engines.host_protocol import Start
 from prl.errors import WeightSyncError
 from prl.transfer import GlooGroup
 from prl.types import WeightUpdate
@@ -28,10 +28,10 @@ def load_model(start: Start) -> Any:
     """The checkpoint's model, in evaluation mode, on a GPU where there is one."""
     logging.disable_progress_bar()  # it would fill the log's last lines
     model = AutoModelForCausalLM.from_pretrained(
-        start.model, dtype=getattr(torch, start.dtype), attn_implementation="sdpa"
+        start.model, dtype=getattr(torch, start.config.dtype), attn_implementation="sdpa"
     )
     if torch.cuda.is_available():
-        model = model.to(torch.device("cuda", start.device_index % torch.cuda.device_count()))
+        model = model.to(torch.device("cuda", start.devices[0] % torch.cuda.device_count()))
     return model.eval().requires_grad_(requires_grad=False)
 
 

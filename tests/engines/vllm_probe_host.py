@@ -1,0 +1,50 @@
+"""The vLLM host with eyes: tests say by files what its core shall do, and read from files what it did.
+
+The core is a fork of the host, so what is put in place here is in place there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from prl.engines import gloo_transfer, vllm_host
+from tests.engines.vllm_probes import FOLDER, FORGET_REPACKING, NUM_REQUESTS, PAUSE_ASKED
+
+_ON_ITS_WAY_S = 0.05
+"""After so long a request that was written to the core's socket is before the core."""
+
+
+def main() -> None:
+    """Put the probes in place, then be the host."""
+    folder = Path(os.environ[FOLDER])
+    repack, execute, pause = gloo_transfer.repack_tied_heads, CPUWorker.execute_model, AsyncLLM.pause_generation
+
+    def repack_unless_told(model: Any) -> None:
+        if not (folder / FORGET_REPACKING).exists():
+            repack(model)
+
+    def execute_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = execute(self, *args, **kwargs)
+        (folder / NUM_REQUESTS).write_text(str(len(self.model_runner.requests)))
+        return output
+
+    async def pause_and_tell(self: Any, *args: Any, **kwargs: Any) -> None:
+        asked = asyncio.ensure_future(pause(self, *args, **kwargs))
+        await asyncio.sleep(_ON_ITS_WAY_S)
+        (folder / PAUSE_ASKED).touch()
+        await asked
+
+    gloo_transfer.repack_tied_heads = repack_unless_told
+    AsyncLLM.pause_generation = pause_and_tell
+    CPUWorker.execute_model = execute_and_count
+    vllm_host.main()
+
+
+if __name__ == "__main__":
+    main()
