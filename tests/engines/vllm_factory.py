@@ -90,7 +90,9 @@ def make_engine(
     model_dir: Path, log_dir: Path, *, index: int = 0, host: str = HOST, cores: list[int] | None = None, **config: Any
 ) -> VllmEngine:
     """An engine that is not open yet; ``config`` overrides fields of ``[engine]``."""
-    settings = EngineConfig(**{"max_num_seqs": MAX_NUM_SEQS, "max_model_len": 1024, "kv_cache_gib": 0.1} | config)
+    settings = EngineConfig(
+        **{"max_num_seqs": MAX_NUM_SEQS, "max_model_len": 1024, "kv_cache_gib": 0.1, "stream_interval": 1} | config
+    )
     return VllmEngine(
         index=index,
         model=str(model_dir),
