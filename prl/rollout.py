@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -24,7 +23,7 @@ import msgspec
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError
 from prl.failure import FirstFailure, being_cancelled, failures_to
-from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict
+from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
 
 MAX_ATTEMPTS = 2
 """A member whose stream comes to nothing is sampled once more."""
@@ -162,7 +161,7 @@ class Rollout:
             return Dropped(reason="engine_error", message=str(error))
         if finish not in {"stop", "length"} or not token_ids:
             return Dropped(reason="aborted", message=f"the stream ended with {finish} after {len(token_ids)} tokens")
-        if not all(math.isfinite(p) and p <= 1e-3 for p in logprobs):  # noqa: PLR2004 -- rounding above 0
+        if not are_logprobs(logprobs):
             return Dropped(reason="bad_logprobs", message="the engine reported a log-probability that is none")
         return Completion(
             token_ids=token_ids,

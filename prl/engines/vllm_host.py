@@ -129,6 +129,7 @@ class Host:
             await self._llm.add_request(name, self._prompt(request.token_ids), stream_params(request.decoding))
         except Exception as error:  # noqa: BLE001 -- one request's error, unless the core is gone
             self._check_core(error)
+            self._outputs.expect_no_more(name)
             self._channel.post(Failed(stream=request.stream, error=f"refused a request: {error}"))
 
     async def _cancel(self, number: int) -> None:

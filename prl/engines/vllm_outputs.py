@@ -77,9 +77,13 @@ class StreamOutputs(OutputProcessor):  # type: ignore[misc]  # vLLM is untyped
         self._version = "0"
         self._num_steps = 0
 
-    def expect(self, request_id: str, stream: Stream) -> None:
-        """The request that is about to be added under this id is ``stream``."""
-        self._expected[request_id] = stream
+    def expect(self, name: str, stream: Stream) -> None:
+        """The request that is about to be added under this name is ``stream``."""
+        self._expected[name] = stream
+
+    def expect_no_more(self, name: str) -> None:
+        """The request was refused."""
+        self._expected.pop(name, None)
 
     def streams(self) -> list[Stream]:
         """The streams that vLLM has."""
