@@ -20,7 +20,7 @@ from pathlib import Path
 from prl.config import EngineConfig
 from prl.engines.host_protocol import Start
 from prl.engines.hosted import HostedEngine
-from prl.engines.vllm_settings import host_environment
+from prl.engines.vllm_environment import host_environment
 from prl.errors import MissingExtraError
 from prl.models import resolve_model
 

@@ -1,6 +1,6 @@
-"""What prl asks of vLLM: engine arguments, the environment of its processes, parameters of a request.
+"""What prl asks of vLLM: engine arguments and the parameters of a request.
 
-The one place where a CPU and a GPU set-up differ. Importing this module does not import vLLM.
+This and ``vllm_environment.py`` are the places where a CPU and a GPU set-up differ.
 
 - Log-probabilities are those of the distribution sampled from (``processed_logprobs``), and the checkpoint's own
   sampling defaults are not read (``generation_config="vllm"``): they would change that distribution.
@@ -9,55 +9,21 @@ The one place where a CPU and a GPU set-up differ. Importing this module does no
 
 from __future__ import annotations
 
-import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from prl.config import EngineConfig
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
 from prl.engines.base import Decoding
 from prl.engines.host_protocol import Start
+from prl.engines.vllm_environment import is_cpu_build
 from prl.types import WeightGroup, WeightUpdate
-
-_WHOLE_STEP = 1 << 20
-"""Outputs that vLLM processes without looking at anything else: a decode step's, which become one message."""
-
-
-def is_cpu_build() -> bool:
-    """Whether vLLM will compute on the CPU, told as vLLM tells it, without importing it."""
-    try:
-        return "cpu" in version("vllm") or sys.platform == "darwin"
-    except PackageNotFoundError:  # the distribution has another name, and vLLM knows this one
-        return True
-
-
-def host_environment(config: EngineConfig, cores: list[int] | None) -> dict[str, str]:
-    """What the host, the core and its workers see besides the controller's environment.
-
-    Args:
-        config: for the tensor-parallel size.
-        cores: the cores to compute on, split evenly over the workers; None: one thread each, where the kernel likes.
-    """
-    environment = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CONFIGURE_LOGGING": "1",
-        "VLLM_V1_OUTPUT_PROC_CHUNK_SIZE": str(_WHOLE_STEP),
-    }
-    if is_cpu_build():
-        # The sampler's one compiled function is not worth a C++ compiler and most of a minute at the first token.
-        environment |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
-        if cores is not None:
-            share = len(cores) // config.tensor_parallel_size
-            shares = [cores[rank * share : (rank + 1) * share] for rank in range(config.tensor_parallel_size)]
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
-    return environment
 
 
 def engine_args(start: Start) -> Any:
     """``AsyncEngineArgs`` for one engine."""
-    from vllm.config.weight_transfer import WeightTransferConfig  # noqa: PLC0415 -- optional and heavy
-    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 -- optional and heavy
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: PLC0415 -- optional and heavy
-
     config = start.config
     device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization, "device_ids": start.devices}
     if is_cpu_build():
@@ -91,8 +57,6 @@ def is_one_process(start: Start) -> bool:
 
 def stream_params(decoding: Decoding) -> Any:
     """``SamplingParams`` of one stream: ids and the sampled token's log-probability, as they come; not to be shared."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 -- optional and heavy
-
     return SamplingParams(
         temperature=decoding.temperature,
         max_tokens=decoding.max_tokens,
@@ -108,8 +72,6 @@ def stream_params(decoding: Decoding) -> Any:
 
 def score_params() -> Any:
     """``SamplingParams`` that ask for the prompt's own log-probabilities, which vLLM takes before temperature."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 -- optional and heavy
-
     return SamplingParams(
         max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
     )
