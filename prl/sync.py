@@ -1,9 +1,11 @@
-"""One weight push: pause, publish || load, resume, verify; one deadline, one error that names the side that failed.
+"""One weight push: stage || publish, pause, load, resume, verify; one deadline, one error that names who failed.
 
 Invariants:
 
 - All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the run ends. Engines that
   may not all serve the new version are not resumed.
+- Engines that can receive beside generation do, and stand still only while what has arrived is put in place. The others
+  receive while they stand still: pause, publish || load, resume.
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
 - Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
   trainer's. A transfer that reports success and moved nothing does not pass.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -27,12 +30,16 @@ from prl.types import TensorSpec, WeightUpdate
 class Receivers(Protocol):
     """The engines as one: the pool."""
 
+    async def stage(self, update: WeightUpdate) -> bool:
+        """Begin to receive the update beside generation; False where that is left to ``load``."""
+        ...
+
     async def pause(self) -> None:
         """Stop every engine between two decode steps."""
         ...
 
     async def load(self, update: WeightUpdate) -> None:
-        """Receive the update on every engine."""
+        """Receive the update on every engine, if it was not staged, and serve it."""
         ...
 
     async def resume(self) -> None:
@@ -49,9 +56,11 @@ class PushReport(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     pause_s: float
-    """Seconds the engines stood still."""
+    """Seconds from the request to stand still until the last engine went on."""
+    drain_s: float
+    """Of these, until the last engine had finished the step that it was in."""
     publish_s: float
-    """Seconds from the first byte's send to the last engine's load."""
+    """Seconds of the transfer, until the last engine had received it; and loaded it, where it was not staged."""
     verify_gap: float | None
     """Largest difference of a probe token's log-probability between any engine and the trainer; None: not verified."""
 
@@ -86,17 +95,10 @@ class WeightSync:
         if self._under_way is not None:
             raise WeightSyncError(f"{self._under_way} was interrupted, so the engines' weights are unknown; restart")
         self._under_way = f"the update to version {version}"
-        clock = asyncio.get_running_loop().time
         pending: dict[str, str] = {}
         try:
             async with asyncio.timeout(self._timeout_s):
-                paused_at = clock()
-                await together(pending, "pause", engines=self._engines.pause)
-                published_at = clock()
-                await self._transfer(version, pending)
-                loaded_at = clock()
-                await together(pending, "resume", engines=self._engines.resume)
-                resumed_at = clock()
+                times = await self._swap(version, pending)
                 verify_gap = await self._verify(version, pending)
         except SideError as failed:
             raise WeightSyncError(f"{self._under_way} failed on the side of the {failed}") from failed.error
@@ -108,18 +110,31 @@ class WeightSync:
         self._under_way = None
         self.version = version
         self._num_pushes += 1
-        return PushReport(
-            version=version, pause_s=resumed_at - paused_at, publish_s=loaded_at - published_at, verify_gap=verify_gap
-        )
+        return PushReport(version=version, verify_gap=verify_gap, **times)
 
-    async def _transfer(self, version: int, pending: dict[str, str]) -> None:
+    async def _swap(self, version: int, pending: dict[str, str]) -> dict[str, float]:
+        """Send and load, with the engines still for as little of it as they can be; returns the report's times."""
+        clock = asyncio.get_running_loop().time
         update = WeightUpdate(version=version, transport=self._transport, manifest=self._manifest)
-        await together(
-            pending,
-            "transfer",
-            trainer=lambda: self._trainer.publish(update),
-            engines=lambda: self._engines.load(update),
-        )
+        engines, publish = self._engines, partial(self._trainer.publish, update)
+        begun = clock()
+        staged = (await together(pending, "staging", engines=partial(engines.stage, update)))["engines"]
+        if staged:
+            await together(pending, "transfer", trainer=publish)
+        arrived = clock()
+        await together(pending, "pause", engines=engines.pause)
+        still = clock()
+        if staged:
+            await together(pending, "load", engines=partial(engines.load, update))
+        else:
+            await together(pending, "transfer", trainer=publish, engines=partial(engines.load, update))
+        loaded = clock()
+        await together(pending, "resume", engines=engines.resume)
+        return {
+            "pause_s": clock() - arrived,
+            "drain_s": still - arrived,
+            "publish_s": arrived - begun if staged else loaded - still,
+        }
 
     async def _verify(self, version: int, pending: dict[str, str]) -> float | None:
         """Compare both sides on the probe; the first push is always verified."""

@@ -74,6 +74,7 @@ class Fakes:
         self.calls: list[str] = []
         self.probes: list[list[int]] = []
         self._work: dict[str, Callable[[], Awaitable[Any]]] = {
+            "engines.stage": self.scores(scores=False),
             "trainer.score": self.scores([-1.0, -2.0]),
             "engines.score": self.scores({"engine-0": [-1.0, -2.0], "engine-1": [-1.0, -2.0]}),
             **{name.replace("_", ".", 1): value for name, value in work.items()},
@@ -129,14 +130,26 @@ async def hangs() -> None:
 
 @in_virtual_time
 async def test_the_order_of_a_push() -> None:
-    """Engines are paused before anything is sent, sent to while they receive, resumed after, and verified last."""
+    """Engines that cannot stage are paused before anything is sent, and receive while it is; verified last."""
     fakes = Fakes()
     await make_sync(fakes.trainer, fakes.engines).push(0)
-    assert fakes.calls[:2] == ["engines.pause", "engines.pause done"]
-    assert set(fakes.calls[2:4]) == {"trainer.publish", "engines.load"}, "side by side"
-    assert set(fakes.calls[4:6]) == {"trainer.publish done", "engines.load done"}
-    assert fakes.calls[6:8] == ["engines.resume", "engines.resume done"]
-    assert set(fakes.calls[8:]) == {"trainer.score", "engines.score", "trainer.score done", "engines.score done"}
+    assert fakes.calls[:2] == ["engines.stage", "engines.stage done"]
+    calls = fakes.calls[2:]
+    assert calls[:2] == ["engines.pause", "engines.pause done"]
+    assert set(calls[2:4]) == {"trainer.publish", "engines.load"}, "side by side"
+    assert set(calls[4:6]) == {"trainer.publish done", "engines.load done"}
+    assert calls[6:8] == ["engines.resume", "engines.resume done"]
+    assert set(calls[8:]) == {"trainer.score", "engines.score", "trainer.score done", "engines.score done"}
+
+
+@in_virtual_time
+async def test_staged_engines_stand_still_for_the_load_only() -> None:
+    """What engines receive beside generation is sent before they are paused; the pause has the load and no more."""
+    fakes = Fakes(engines_stage=Fakes.scores(scores=True))
+    report = await make_sync(fakes.trainer, fakes.engines).push(0)
+    order = ["engines.stage", "trainer.publish", "engines.pause", "engines.load", "engines.resume"]
+    assert fakes.calls[:10] == [f"{call}{end}" for call in order for end in ("", " done")]
+    assert (report.pause_s, report.drain_s, report.publish_s) == (3.0, 1.0, 1.0)
 
 
 @in_virtual_time
@@ -158,7 +171,8 @@ async def test_the_report_of_a_push() -> None:
     """The pause spans everything from the request to stand still to the go-ahead; the transfer is a part of it."""
     fakes = Fakes()
     report = await make_sync(fakes.trainer, fakes.engines).push(4)
-    assert (report.version, report.pause_s, report.publish_s, report.verify_gap) == (4, 3.0, 1.0, 0.0)
+    assert (report.version, report.pause_s, report.drain_s, report.publish_s) == (4, 3.0, 1.0, 1.0)
+    assert report.verify_gap == 0.0
 
 
 @pytest.mark.parametrize(

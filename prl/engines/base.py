@@ -68,6 +68,14 @@ class Engine(Protocol):
         """Continue ``token_ids``. Iterate under ``contextlib.aclosing``."""
         ...
 
+    async def stage(self, update: WeightUpdate) -> bool:
+        """Begin to receive ``update`` beside generation, so that ``load`` has only to put it in place.
+
+        Returns when the engine is ready to receive; the sender knows when it has. False: this engine cannot, and
+        receives in ``load``.
+        """
+        ...
+
     async def pause(self) -> None:
         """Stop between two decode steps, keeping every stream."""
         ...

@@ -4,8 +4,11 @@ Invariants:
 
 - A load is all or nothing on each worker: every byte of the version has arrived and every tensor is finite before the
   first weight of the model is touched. A transfer that fails leaves the model serving what it served.
-- A load that fails later (a name the model does not know, a tensor it misses) leaves no half-buffered layer behind,
-  so that the next load starts clean and overwrites everything.
+- A version may be staged: it arrives in a thread beside generation, and the engine stands still only for the swap.
+  Where the model has a twin (``vllm_twin.py``) all the work is in the staging; elsewhere vLLM's layer-wise reload comes
+  after it, while the engine stands still.
+- A reload that fails (a name the model does not know, a tensor it misses) leaves no half-buffered layer behind, so that
+  the next load starts clean and overwrites everything.
 - What vLLM derived from a weight is derived again. Its layer-wise reload does that for each layer that received a
   tensor; a tied output head receives none, so it is done here (see ``repack_tied_heads``).
 - Every process that vLLM starts for prl ends when its parent does.
@@ -20,6 +23,8 @@ import contextlib
 import multiprocessing
 import os
 from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +41,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from prl.engines.vllm_twin import Twin, has_twin
 from prl.errors import WeightSyncError
 from prl.process import die_with_parent
 from prl.transfer import GlooGroup
@@ -78,6 +84,8 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is
     names: list[str]
     dtype_names: list[str]
     shapes: list[list[int]]
+    stage: bool = False
+    """Begin to receive beside generation and return; the next update, of the same version, puts it in place."""
 
     def manifest(self) -> list[TensorSpec]:
         """The same as the trainer's manifest."""
@@ -94,6 +102,8 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._group: GlooGroup | None = None
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="prl-weights")
+        self._staged: Future[Arrived] | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the weight group, leaving the one joined before."""
@@ -119,16 +129,16 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """Receive everything, then load everything."""
-        if self._group is None:
-            raise WeightSyncError("this worker was not connected to a weight group before it was asked to load")
-        manifest = update_info.manifest()
-        with contextlib.closing(self._group.receive(update_info.version, manifest)) as tensors:
-            received = list(tensors)
-        for name, tensor in received:
-            if not torch.isfinite(tensor).all():
-                raise WeightSyncError(f"version {update_info.version} of {name} holds a value that is not finite")
-        load_weights(self.model, self.model_config, received)
+        """Begin to stage, or put in place what was staged, or receive everything and then put it in place."""
+        staged, self._staged = self._staged, None
+        if update_info.stage:
+            self._staged = self._beside.submit(self._arrive, update_info)
+            return
+        arrived = self._arrive(update_info) if staged is None else staged.result()
+        if arrived.version != update_info.version:
+            raise WeightSyncError(f"version {arrived.version} was staged, not version {update_info.version}")
+        arrived.put_in_place(self.model, self.model_config)
+        self._beside.submit(arrived.let_go)  # to give the old weights back takes as long as a decode step
 
     def finish_weight_update(self) -> None:
         """Nothing left: ``update_weights`` was the whole update."""
@@ -138,6 +148,52 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
         if self._group is not None:
             self._group.close()
             self._group = None
+
+    def _arrive(self, update_info: GlooUpdateInfo) -> Arrived:
+        """Receive a version and make it ready. It touches nothing that generation uses, so it may run beside it."""
+        if self._group is None:
+            raise WeightSyncError("this worker was not connected to a weight group before it was asked to load")
+        arrived = Arrived(update_info.version)
+        with contextlib.closing(self._group.receive(update_info.version, update_info.manifest())) as tensors:
+            try:
+                arrived.take(self.model, tensors)
+            finally:
+                # An update that does not fit the model fails its load. The group hears of transfers only.
+                for _ in tensors:
+                    pass
+        return arrived
+
+
+class Arrived:
+    """One version that is here as a whole, every value finite, and in nobody's way yet."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self._twin: Twin | None = None
+        self._tensors: list[tuple[str, Tensor]] = []
+
+    def take(self, model: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Take everything in: as a twin of ``model`` where it has one, else as it comes."""
+        if has_twin(model):
+            self._twin = Twin(model)
+            self._twin.load(tensors)
+            return
+        self._tensors = list(tensors)
+        for name, tensor in self._tensors:
+            if not torch.isfinite(tensor).all():
+                raise WeightSyncError(f"version {self.version} of {name} holds a value that is not finite")
+
+    def put_in_place(self, model: Any, model_config: Any) -> None:
+        """Make ``model`` serve it. Only while the engine stands still."""
+        if self._twin is not None:
+            self._twin.swap()
+        else:
+            load_weights(model, model_config, self._tensors)
+
+    def let_go(self) -> None:
+        """Free what is no longer needed: after the swap, the weights of the version before."""
+        self._twin = None
+        self._tensors = []
 
 
 @torch.no_grad()

@@ -61,6 +61,12 @@ class Resume(_Message, frozen=True, kw_only=True):
     """Go on."""
 
 
+class Stage(_Message, frozen=True, kw_only=True):
+    """Begin to receive new weights beside generation; ``Load`` then has only to put them in place."""
+
+    update: WeightUpdate
+
+
 class Load(_Message, frozen=True, kw_only=True):
     """Receive new weights; only while paused."""
 
@@ -73,7 +79,7 @@ class Score(_Message, frozen=True, kw_only=True):
     token_ids: list[int]
 
 
-Request = Start | Connect | Pause | Resume | Load | Score
+Request = Start | Connect | Pause | Resume | Stage | Load | Score
 
 
 class Call(_Message, frozen=True, kw_only=True):

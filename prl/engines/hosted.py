@@ -24,7 +24,19 @@ from prl.config import EngineConfig
 from prl.engines.base import Decoding, EngineStatistics
 from prl.engines.checks import bounded, check_tokens
 from prl.engines.host_link import Link
-from prl.engines.host_protocol import Cancel, Connect, Failed, Generate, Load, Pause, Resume, Score, Start, Tokens
+from prl.engines.host_protocol import (
+    Cancel,
+    Connect,
+    Failed,
+    Generate,
+    Load,
+    Pause,
+    Resume,
+    Score,
+    Stage,
+    Start,
+    Tokens,
+)
 from prl.engines.inbox import Inbox
 from prl.engines.meter import Meter
 from prl.errors import EngineDeadError, EngineError, WeightSyncError
@@ -191,6 +203,18 @@ class HostedEngine:
             )
         self._transfer_timeout_s = group.timeout_s + _REPLY_MARGIN_S
         await self._link.call(Connect(group=group, rank=rank_offset), self._transfer_timeout_s, WeightSyncError)
+
+    async def stage(self, update: WeightUpdate) -> bool:
+        """Begin to receive ``update`` beside generation, if the transport can.
+
+        Raises:
+            WeightSyncError: the host is in no weight group.
+        """
+        self._link.check_alive()
+        if self._start.transport != "gloo":
+            return False
+        await self._link.call(Stage(update=update), self._transfer_timeout_s, WeightSyncError)
+        return True
 
     async def pause(self) -> None:
         """Stop between two decode steps; everything sampled so far is with the streams on return."""

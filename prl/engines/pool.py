@@ -131,6 +131,11 @@ class EnginePool:
         finally:
             self._placement.leave(group, index)
 
+    async def stage(self, update: WeightUpdate) -> bool:
+        """Begin to receive ``update`` beside generation. False: these engines receive it in ``load``."""
+        staged = await self._all(f"staging of version {update.version}", lambda engine: engine.stage(update))
+        return all(staged.values())
+
     async def pause(self) -> None:
         """Admit no stream any more and stop every engine between two of its decode steps."""
         self._gate.clear()

@@ -95,6 +95,10 @@ class SimulatedEngine:
             self._check_alive()
         self._meter.update(paused=True)
 
+    async def stage(self, update: WeightUpdate) -> bool:  # noqa: ARG002 -- the protocol's
+        """It receives in ``load``: what staging would save has no cost here."""
+        return False
+
     async def load(self, update: WeightUpdate) -> None:
         """Receive the weights from the sender of the weight group."""
         what = f"load version {update.version}"

@@ -13,6 +13,7 @@ import contextlib
 import threading
 import time
 import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -29,12 +30,13 @@ from prl.engines.host_protocol import (
     Request,
     Resume,
     Score,
+    Stage,
     Start,
 )
 from prl.engines.host_side import connect_back, end_process
 from prl.engines.transformers_batching import TokenRouter, make_manager
 from prl.engines.transformers_sampling import Sampler
-from prl.engines.transformers_weights import load_model, replace_weights, score
+from prl.engines.transformers_weights import Arrived, load_model, score
 from prl.errors import WeightSyncError
 from prl.transfer import GlooGroup
 from prl.wire import BlockingChannel, WireClosedError
@@ -51,6 +53,8 @@ class Host:
         self._held = contextlib.ExitStack()
         self._paused = False
         self._group: GlooGroup | None = None
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="prl-weights")
+        self._staged: Future[Arrived] | None = None
         self._model: Any = None
         self._manager: Any = None
         self._router: TokenRouter | None = None
@@ -81,6 +85,8 @@ class Host:
                     self._pause()
                 case Resume():
                     self._resume()
+                case Stage():
+                    self._staged = self._beside.submit(Arrived, self._model, request.update, self._joined())
                 case Load():
                     self._load(request)
         except WeightSyncError as error:
@@ -112,12 +118,18 @@ class Host:
         self._paused = False
         self._held.close()
 
-    def _load(self, load: Load) -> None:
+    def _joined(self) -> GlooGroup:
         if self._group is None:
             raise WeightSyncError("this engine is in no weight group: connect it first")
+        return self._group
+
+    def _load(self, load: Load) -> None:
+        group = self._joined()
         if not self._paused:
             raise WeightSyncError("weights are loaded only while the engine is paused")
-        replace_weights(self._model, load.update, self._group)
+        staged, self._staged = self._staged, None
+        arrived = Arrived(self._model, load.update, group) if staged is None else staged.result()
+        arrived.put_in_place(load.update.version)
         self._ready_router().version = load.update.version
 
     def _ready_router(self) -> TokenRouter:

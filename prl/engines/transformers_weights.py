@@ -35,28 +35,36 @@ def load_model(start: Start) -> Any:
     return model.eval().requires_grad_(requires_grad=False)
 
 
-@torch.no_grad()
-def replace_weights(model: Any, update: WeightUpdate, group: GlooGroup) -> None:
-    """Receive ``update`` and copy it into ``model``; on any failure the model keeps all its old weights.
+class Arrived:
+    """``update`` as a whole: received and checked when this returns, which may be beside generation.
 
     Raises:
         WeightSyncError: the manifest does not fit the model, the transfer failed, or a tensor is not finite.
     """
-    try:
-        targets = _targets(model, update)
-    except WeightSyncError:
-        # Announcing something else than the sender is how a rank declines: every rank fails now, nobody waits.
-        with contextlib.suppress(WeightSyncError):
-            list(group.receive(update.version, []))
-        raise
-    staged = dict(group.receive(update.version, update.manifest))
-    for name, tensor in staged.items():
-        if not torch.isfinite(tensor).all():
-            raise WeightSyncError(f"version {update.version} of {name} holds a value that is not finite")
-    for name, tensor in staged.items():
-        targets[name].copy_(tensor)
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)  # the generation thread computes on a stream of its own
+
+    def __init__(self, model: Any, update: WeightUpdate, group: GlooGroup) -> None:
+        self._version, self._device = update.version, model.device
+        try:
+            self._targets = _targets(model, update)
+        except WeightSyncError:
+            # Announcing something else than the sender is how a rank declines: every rank fails now, nobody waits.
+            with contextlib.suppress(WeightSyncError):
+                list(group.receive(update.version, []))
+            raise
+        self._tensors = dict(group.receive(update.version, update.manifest))
+        for name, tensor in self._tensors.items():
+            if not torch.isfinite(tensor).all():
+                raise WeightSyncError(f"version {update.version} of {name} holds a value that is not finite")
+
+    @torch.no_grad()
+    def put_in_place(self, version: int) -> None:
+        """Copy it into the model, which must stand still. Raises WeightSyncError where it is not ``version``."""
+        if version != self._version:
+            raise WeightSyncError(f"version {self._version} was staged, not version {version}")
+        for name, tensor in self._tensors.items():
+            self._targets[name].copy_(tensor)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the generation thread computes on a stream of its own
 
 
 def _targets(model: Any, update: WeightUpdate) -> dict[str, Tensor]:

@@ -41,6 +41,7 @@ from prl.engines.host_protocol import (
     Request,
     Resume,
     Score,
+    Stage,
     Start,
 )
 from prl.engines.host_side import connect_back, end_process
@@ -183,6 +184,8 @@ class Host:
                 await self._pause()
             case Resume():
                 await self._resume()
+            case Stage(update=update):
+                await self._update(update, stage=True)
             case Load(update=update):
                 await self._load(update)
             case Start():
@@ -195,7 +198,8 @@ class Host:
     async def _pause(self) -> None:
         self._paused = True
         async with self._submitting:  # what was being handed over is
-            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            # ``AsyncLLM.pause_generation`` is this and a sleep of 20 ms, in place of which comes the next line.
+            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
         await self._outputs_taken()
         self._outputs.flush()
 
@@ -204,17 +208,21 @@ class Host:
         self._paused = False
         self._room.set()
 
-    async def _load(self, update: WeightUpdate) -> None:
-        if not self._paused:
-            raise WeightSyncError("weights are loaded only while the engine is paused")
+    async def _update(self, update: WeightUpdate, *, stage: bool) -> None:
         if not self._update_open:
             await self._llm.start_weight_update()
         self._update_open = True
         try:
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update_info(update)))
+            info = update_info(update, stage=stage)
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
         except Exception:
             self._update_open = False  # vLLM closes an update that failed
             raise
+
+    async def _load(self, update: WeightUpdate) -> None:
+        if not self._paused:
+            raise WeightSyncError("weights are loaded only while the engine is paused")
+        await self._update(update, stage=False)
         await self._llm.finish_weight_update(str(update.version))
         self._update_open = False
         self._version = update.version

@@ -88,11 +88,11 @@ def init_info(group: WeightGroup, rank_offset: int) -> dict[str, Any]:
     return info | ({"timeout_s": group.timeout_s} if group.transport == "gloo" else {"packed": True})
 
 
-def update_info(update: WeightUpdate) -> dict[str, Any]:
-    """Fields of a weight-transfer backend's update info."""
+def update_info(update: WeightUpdate, *, stage: bool = False) -> dict[str, Any]:
+    """Fields of a weight-transfer backend's update info; ``stage``: of gloo's, to receive beside generation."""
     info: dict[str, Any] = {
         "names": [spec.name for spec in update.manifest],
         "dtype_names": [spec.dtype for spec in update.manifest],
         "shapes": [spec.shape for spec in update.manifest],
     }
-    return info | ({"version": update.version} if update.transport == "gloo" else {})
+    return info | ({"version": update.version, "stage": stage} if update.transport == "gloo" else {})

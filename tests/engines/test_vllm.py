@@ -14,6 +14,8 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,7 @@ pytest.importorskip("vllm", reason="the vLLM engine needs vLLM")
 
 from prl.engines.base import Decoding
 from prl.engines.vllm import VllmEngine
-from prl.errors import EngineDeadError, EngineError
+from prl.errors import EngineDeadError, EngineError, WeightSyncError
 from tests.engines import vllm_probes
 from tests.engines.contract import Stream
 from tests.engines.vllm_factory import (
@@ -119,28 +121,81 @@ async def gap(trainer: Trainer, engine: VllmEngine) -> float:
     ids=lambda value: ("tied" if value else "untied") if isinstance(value, bool) else value[0],
 )
 async def test_each_group_of_parameters_arrives(fleet: Fleet, tied: bool, parts: list[str]) -> None:
-    """After a push that changes one group of parameters every engine computes with the changed ones."""
+    """After a push that changes one group of parameters every engine computes with the changed ones, at its next token.
+
+    So it is when the update was staged beside generation, when it came while the engines stood still, and when vLLM
+    reloaded it in place, as it does for models that have no twin.
+    """
     trainer = fleet.tied if tied else fleet.untied
-    perturb(trainer.model, *parts)
-    before = [await gap(trainer, engine) for engine in trainer.engines]
-    assert min(before) > 10 * TOLERANCE
-    await trainer.push()
-    after = [await gap(trainer, engine) for engine in trainer.engines]
-    assert max(after) < TOLERANCE
+
+    async def stage() -> None:
+        await trainer.put_in_place(await trainer.stage(trainer.tensors()))
+
+    for push in (stage, trainer.push, partial(reloading, fleet, trainer.push)):
+        perturb(trainer.model, *parts)
+        before = [await gap(trainer, engine) for engine in trainer.engines]
+        assert min(before) > 10 * TOLERANCE
+        await push()
+        after = [await gap(trainer, engine) for engine in trainer.engines]
+        assert max(after) < TOLERANCE
+
+
+async def reloading(fleet: Fleet, push: Any) -> None:
+    """``push`` with vLLM's own reload, in place."""
+    order = fleet.folder / vllm_probes.DENY_TWINS
+    order.touch()
+    await push()
+    order.unlink()
 
 
 async def test_tied_head_is_stale_without_repacking(fleet: Fleet) -> None:
-    """What the re-packing is for: without it a push reports success and the tied head keeps the old weights."""
+    """What the re-packing is for: a reload without it reports success and the tied head keeps the old weights."""
     trainer, order = fleet.tied, fleet.folder / vllm_probes.FORGET_REPACKING
     order.touch()
     perturb(trainer.model, "embed_tokens")
-    await trainer.push()
+    await reloading(fleet, trainer.push)
     stale = [await gap(trainer, engine) for engine in trainer.engines]
     order.unlink()
-    await trainer.push()
+    await reloading(fleet, trainer.push)
     whole = [await gap(trainer, engine) for engine in trainer.engines]
     assert min(stale) > 10 * TOLERANCE
     assert max(whole) < TOLERANCE
+
+
+async def test_what_is_staged_is_not_served_before_its_load(fleet: Fleet) -> None:
+    """Engines go on sampling with the old weights while new ones arrive and wait, and with the new ones after."""
+    trainer = fleet.tied
+    readable(trainer.model, 0)
+    first = await trainer.push()
+    streams = [Stream() for _ in trainer.engines]
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        for engine, stream in zip(trainer.engines, streams, strict=True):
+            tasks.create_task(consume(engine, PROMPT, LONG, stream))
+            await stream.has(1)
+        readable(trainer.model, 1)
+        update = await trainer.stage(trainer.tensors())
+        arrived = [len(stream.token_ids) for stream in streams]
+        for stream, num_tokens in zip(streams, arrived, strict=True):
+            await stream.has(num_tokens + 4)
+        await trainer.put_in_place(update)
+    for stream, num_tokens in zip(streams, arrived, strict=True):
+        assert stream.versions == [first + token - FIRST_READABLE for token in stream.token_ids]
+        assert set(stream.versions[: num_tokens + 4]) == {first}
+        assert stream.versions[-1] == first + 1
+
+
+async def test_staged_update_that_does_not_fit_fails_its_load(fleet: Fleet) -> None:
+    """The transfer of an update that lacks a tensor succeeds; its load fails and says why, and the next is whole."""
+    trainer = fleet.untied
+    (engine,) = trainer.engines
+    tensors = trainer.tensors()
+    update = await trainer.stage({name: tensor for name, tensor in tensors.items() if "k_proj" not in name})
+    await engine.pause()
+    with pytest.raises(WeightSyncError, match="qkv_proj"):
+        await engine.load(update)
+    perturb(trainer.model, "")
+    await trainer.put_in_place(await trainer.stage(trainer.tensors()))
+    assert await gap(trainer, engine) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -266,6 +321,47 @@ async def test_every_token_has_the_version_that_sampled_it(fleet: Fleet) -> None
         assert len(stream.token_ids) == LONG
         assert sorted(set(stream.versions)) == list(range(first, first + 7))
         assert [chunk.finish for chunk in stream.chunks] == [None] * (len(stream.chunks) - 1) + ["length"]
+
+
+@torch.no_grad()
+def replayed(model: Any, weights: dict[int, Any], prompt: list[int], stream: Stream) -> torch.Tensor:
+    """Log-probabilities of the stream's tokens where each version read what it read, and the cache was kept."""
+    from transformers import DynamicCache
+
+    cache, read, logprobs = DynamicCache(config=model.config), prompt, []
+    for token, version in zip(stream.token_ids, stream.versions, strict=True):
+        model.load_state_dict(weights[version])
+        logits = model(input_ids=torch.tensor([read]), past_key_values=cache, use_cache=True).logits[0, -1]
+        logprobs.append(logits.log_softmax(-1)[token])
+        read = [token]
+    return torch.stack(logprobs)
+
+
+async def test_kept_cache_is_that_of_the_versions_that_read(fleet: Fleet) -> None:
+    """After in-flight pushes a token is sampled from the new weights over the keys and values of the old ones.
+
+    The recorded log-probabilities are those of a replay that keeps the cache, and not those that any one version gives.
+    """
+    trainer = fleet.tied
+    trainer.model.load_state_dict(tiny_model(tied=True).state_dict())
+    weights = {await trainer.push(): deepcopy(trainer.model.state_dict())}
+    streams = [Stream() for _ in trainer.engines]
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
+        for engine, stream in zip(trainer.engines, streams, strict=True):
+            tasks.create_task(consume(engine, TEXT, 500, stream))
+            await stream.has(1)
+        for _ in range(3):
+            perturb(trainer.model, "")
+            weights[trainer.version + 1] = deepcopy(trainer.model.state_dict())
+            await trainer.put_in_place(await trainer.stage(trainer.tensors()))
+    scratch = tiny_model(tied=True)
+    for stream in streams:
+        recorded = torch.tensor(stream.logprobs)
+        assert len(set(stream.versions)) > 1
+        assert float((recorded - replayed(scratch, weights, TEXT, stream)).abs().max()) < TOLERANCE
+        fresh = reference(trainer.model, TEXT + stream.token_ids)[len(TEXT) - 1 :]
+        last = torch.tensor(stream.versions) == trainer.version
+        assert float((recorded - fresh)[last].abs().max()) > 10 * TOLERANCE, "the cache was not recomputed"
 
 
 async def test_request_that_sampled_nothing_is_computed_anew(fleet: Fleet) -> None:

@@ -112,6 +112,14 @@ async def open_all(*engines: VllmEngine) -> None:
             tasks.create_task(engine.open())
 
 
+def manifest_of(tensors: dict[str, torch.Tensor]) -> list[TensorSpec]:
+    """What the sender announces."""
+    return [
+        TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape))
+        for name, tensor in tensors.items()
+    ]
+
+
 class Trainer:
     """Rank 0 of a weight group, with the model whose weights the engines serve."""
 
@@ -138,10 +146,7 @@ class Trainer:
 
     async def send(self, tensors: dict[str, torch.Tensor], *, sent_version: int | None = None) -> list[Any]:
         """Send the next version while the paused engines load it; what the sender and each engine raised, or None."""
-        manifest = [
-            TensorSpec(name=name, dtype=str(tensor.dtype).removeprefix("torch."), shape=list(tensor.shape))
-            for name, tensor in tensors.items()
-        ]
+        manifest = manifest_of(tensors)
         version = self.version + 1
         update = WeightUpdate(version=version, transport="gloo", manifest=manifest)
         failures: list[Any] = [None] * (1 + len(self.engines))
@@ -168,6 +173,23 @@ class Trainer:
         assert not any(failures), failures
         await self.everywhere("resume")
         return self.version
+
+    async def stage(self, tensors: dict[str, torch.Tensor]) -> WeightUpdate:
+        """Send the next version to engines that go on generating; what they are to load then."""
+        update = WeightUpdate(version=self.version + 1, transport="gloo", manifest=manifest_of(tensors))
+        for engine in self.engines:
+            assert await engine.stage(update)
+        await asyncio.to_thread(self._group.send, update.version, update.manifest, list(tensors.items()))
+        self.version = update.version
+        return update
+
+    async def put_in_place(self, update: WeightUpdate) -> None:
+        """Pause, load what is staged, resume."""
+        await self.everywhere("pause")
+        async with asyncio.TaskGroup() as tasks:
+            for engine in self.engines:
+                tasks.create_task(engine.load(update))
+        await self.everywhere("resume")
 
     async def everywhere(self, call: str) -> None:
         """The same call on every engine, side by side."""

@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from prl.engines import gloo_transfer, vllm_host
-from tests.engines.vllm_probes import FOLDER, FORGET_REPACKING, NUM_REQUESTS, PAUSE_ASKED
+from tests.engines.vllm_probes import DENY_TWINS, FOLDER, FORGET_REPACKING, NUM_REQUESTS, PAUSE_ASKED
 
 _ON_ITS_WAY_S = 0.05
 """After so long a request that was written to the core's socket is before the core."""
@@ -23,7 +23,15 @@ _ON_ITS_WAY_S = 0.05
 def main() -> None:
     """Put the probes in place, then be the host."""
     folder = Path(os.environ[FOLDER])
-    repack, execute, pause = gloo_transfer.repack_tied_heads, CPUWorker.execute_model, AsyncLLM.pause_generation
+    repack, execute, pause = (
+        gloo_transfer.repack_tied_heads,
+        CPUWorker.execute_model,
+        AsyncMPClient.pause_scheduler_async,
+    )
+    has_twin = gloo_transfer.has_twin
+
+    def has_twin_unless_told(model: Any) -> bool:
+        return not (folder / DENY_TWINS).exists() and has_twin(model)
 
     def repack_unless_told(model: Any) -> None:
         if not (folder / FORGET_REPACKING).exists():
@@ -41,7 +49,8 @@ def main() -> None:
         await asked
 
     gloo_transfer.repack_tied_heads = repack_unless_told
-    AsyncLLM.pause_generation = pause_and_tell
+    gloo_transfer.has_twin = has_twin_unless_told
+    AsyncMPClient.pause_scheduler_async = pause_and_tell
     CPUWorker.execute_model = execute_and_count
     vllm_host.main()
 

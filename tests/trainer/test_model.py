@@ -12,6 +12,8 @@ from tests.trainer.cases import VOCABULARY, random_samples
 torch: Any = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402 -- after the check for torch
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402 -- the same
+from torch.utils._pytree import tree_leaves  # noqa: E402 -- the same
 
 from prl.errors import TrainerError  # noqa: E402
 from prl.trainer import model as model_module  # noqa: E402
@@ -93,6 +95,47 @@ def test_logits_of_a_whole_micro_batch_never_exist(models: dict[str, Path], monk
     policy(batch, 1.0)[0].sum().backward()
     assert max(sizes) == 5
     assert sum(sizes) == 2 * len(batch.at_N)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes, those of a parameter's shape aside."""
+
+    def __init__(self, parameters: set[tuple[int, ...]]) -> None:
+        super().__init__()
+        self.numel = 0
+        self._parameters = parameters
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tuple(tensor.shape) not in self._parameters:
+                self.numel = max(self.numel, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_nothing_as_large_as_the_logits_of_a_micro_batch_exists(
+    monkeypatch: pytest.MonkeyPatch, entropy_gradient: bool
+) -> None:
+    """At a vocabulary of 20,000 no operation of forward and backward pass makes a tensor above the bound."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 20_000, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    lm = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1, tie_word_embeddings=True)).eval()
+    policy, batch = Policy(lm), pack(SAMPLES, CPU)
+    shapes = {
+        shape for parameter in lm.parameters() for shape in (tuple(parameter.shape), tuple(parameter.shape[::-1]))
+    }
+
+    def largest() -> int:
+        with _Largest(shapes) as seen:
+            logprobs, entropy = policy(batch, 1.0, entropy_gradient=entropy_gradient)
+            (logprobs.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
+        return seen.numel
+
+    assert largest() == len(batch.at_N) * 20_000, "as large as that, where the bound allows it"
+    monkeypatch.setattr(model_module, "MAX_LOGITS", 4 * 20_000)
+    assert largest() == 4 * 20_000
 
 
 @pytest.mark.parametrize("kind", KINDS)
