@@ -65,7 +65,7 @@ def one(kind: str, num_tokens: int, folder: str, answer: Any) -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    policy, loss = load_policy(folder, device, torch.float32), Loss(Config())
+    policy, loss = load_policy(folder, device, torch.float32), Loss(Config(model=folder))
 
     def run(some: list[Any]) -> None:
         batch = pack(some, device)

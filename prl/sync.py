@@ -8,7 +8,9 @@ Invariants:
   receive while they stand still: pause, publish || load, resume.
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
 - Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
-  trainer's. A transfer that reports success and moved nothing does not pass.
+  trainer's. A transfer that reports success and moved nothing does not pass. The engines go on before the proof, so
+  that they need not stand still for it; no token of theirs is trained before it, for the next batch is taken after the
+  push, and a push that raises ends the run.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
 

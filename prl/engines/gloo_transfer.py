@@ -20,6 +20,7 @@ controller drives both through the same calls (``vllm.py``).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 from collections import Counter
@@ -153,10 +154,11 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
         """Receive a version and make it ready. It touches nothing that generation uses, so it may run beside it."""
         if self._group is None:
             raise WeightSyncError("this worker was not connected to a weight group before it was asked to load")
-        arrived = Arrived(update_info.version)
-        with contextlib.closing(self._group.receive(update_info.version, update_info.manifest())) as tensors:
+        arrived, manifest = Arrived(update_info.version), update_info.manifest()
+        with contextlib.closing(self._group.receive(update_info.version, manifest)) as tensors:
             try:
-                arrived.take(self.model, tensors)
+                # Not to the end, which tells the sender that this rank is ready to put the version in place.
+                arrived.take(self.model, itertools.islice(tensors, len(manifest)))
             finally:
                 # An update that does not fit the model fails its load. The group hears of transfers only.
                 for _ in tensors:

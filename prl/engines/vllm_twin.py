@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator
+from types import MethodType
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ from vllm.model_executor.layers.attention import Attention, is_deferred_attentio
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor, to_meta_tensor
-from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs, sanitize_layer_refs
+from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
+from vllm.model_executor.model_loader.reload.sanitize import layer_ref_sentinel
 
 from prl.errors import WeightSyncError
 
@@ -102,18 +103,25 @@ class Twin:
         metadata = get_layerwise_info(module).restore_metadata[0]
         for name, tensor in module._parameters.items():
             if tensor is not None:
-                meta = metadata.get(name)
-                meta = sanitize_layer_refs(to_meta_tensor(tensor), module) if meta is None else meta
-                twin._parameters[name] = tensors.setdefault(id(tensor), _fresh(meta, twin))
+                fresh = tensors.get(id(tensor))
+                like = metadata.get(name, tensor)  # vLLM adds a bias after it took its notes
+                twin._parameters[name] = _fresh(like, module, twin) if fresh is None else fresh
+                tensors[id(tensor)] = twin._parameters[name]
         for name, tensor in module._buffers.items():
             if tensor is not None and name not in module._non_persistent_buffers_set:
                 twin._buffers[name] = tensors.setdefault(id(tensor), tensor.clone())
         return twin
 
 
-def _fresh(meta: Tensor, owner: Any) -> Tensor:
-    """A parameter of ``owner`` that is like ``meta`` in all but its values, which are not there."""
-    tensor: Tensor = restore_layer_refs(materialize_meta_tensor(meta), owner)
+def _fresh(like: Tensor, module: Any, twin: Any) -> Tensor:
+    """A parameter like ``like``, of ``module``, in all but its values, which are not there, and its owner."""
+    tensor: Tensor = materialize_meta_tensor(like)
+    for name, value in tensor.__dict__.items():
+        while getattr(value, "__name__", None) == "online_process_loader":  # left by a reload, and deaf outside one
+            value = value.__wrapped__  # noqa: PLW2901 -- unwrapped
+        owner = getattr(value, "__self__", None)
+        bound = isinstance(value, MethodType) and (owner is module or owner is layer_ref_sentinel)
+        tensor.__dict__[name] = MethodType(value.__func__, twin) if bound else value
     return tensor.fill_(math.nan) if tensor.is_floating_point() else tensor
 
 
