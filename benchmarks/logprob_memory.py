@@ -45,7 +45,7 @@ def samples(num_tokens: int) -> list[Any]:
             loss_mask=[0] + [1] * (LENGTH - 1),
             logprobs=[-11.0] * LENGTH,
             versions=[0] * LENGTH,
-            advantages=[0.5] * LENGTH,
+            advantages=[0.0] + [0.5] * (LENGTH - 1),
         )
         for start in range(0, num_tokens, LENGTH)
     ]
