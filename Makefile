@@ -54,8 +54,11 @@ lock:
 	$(UV_COMPILE) --generate-hashes --no-emit-package torch --no-emit-package torchvision --no-emit-package torchaudio \
 	  --no-emit-package torchcodec --custom-compile-command "make lock" -o locks/cpu.txt
 
+# What the benchmarks share: no benchmark itself.
+BENCH_PARTS := harness kept_engines stages throughput_model
+
 bench: $(READY)
-	@for file in $(filter-out benchmarks/harness.py,$(wildcard benchmarks/*.py)); do \
+	@for file in $(filter-out $(BENCH_PARTS:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$file --quick --out $${file%.py}.json || exit 1; done
 
 clean:

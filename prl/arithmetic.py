@@ -18,7 +18,11 @@ level  what                                                            such as
 3      three operands up to 99, or two of three digits, with + and -   ``12 + 80 - 31``
 4      a number up to 99 times one digit                               ``38 * 7``
 5      mixed operations with parentheses, numbers up to 20             ``(14 + 3) * 9``
+6      what is left of a division by 2 to 7, quotients up to 127       ``165 % 7``
 =====  ==============================================================  ===================
+
+The quotients of level 6 have a long tail: half are below 6, one in fifty is 64 or more. Worked by taking the divisor
+away again and again, so are the lengths of its answers.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ from msgspec import Struct
 
 Split = Literal["train", "eval"]
 
-NUM_LEVELS = 5
+NUM_LEVELS = 6
 EVAL_ONE_IN = 10
 """One set of operands in this many is held out for evaluation."""
 
@@ -45,7 +49,7 @@ class Problem(Struct, frozen=True):
     answer: str
     """The result in decimal digits."""
     level: int
-    """1 to 5."""
+    """1 to 6."""
 
 
 class _Draw(Struct, frozen=True):
@@ -60,7 +64,7 @@ def problem(level: int, index: int, seed: int, split: Split) -> Problem:
     """The problem at ``index`` of the endless sequence that (level, seed, split) names.
 
     Raises:
-        ValueError: ``level`` is not 1 to 5, or ``split`` is neither train nor eval.
+        ValueError: ``level`` is not 1 to 6, or ``split`` is neither train nor eval.
     """
     if level not in _DRAWERS:
         raise ValueError(f"arithmetic has levels 1 to {NUM_LEVELS}, got {level!r}")
@@ -138,10 +142,20 @@ def _mixed(dice: _Dice) -> _Draw:
     return usable[dice.between(0, len(usable) - 1)]
 
 
+def _remainder(dice: _Dice) -> _Draw:
+    """The quotient's octave is the lower of two draws, which makes each octave rarer than the one below it."""
+    octave = min(dice.between(0, 6), dice.between(0, 6))
+    quotient, divisor = dice.between(2**octave, 2 ** (octave + 1) - 1), dice.between(2, 7)
+    rest = dice.between(0, divisor - 1)
+    dividend = quotient * divisor + rest
+    return _Draw(f"{dividend} % {divisor}", rest, (dividend, divisor))
+
+
 _DRAWERS: dict[int, Callable[[_Dice], _Draw]] = {
     1: _addition,
     2: _addition_or_subtraction,
     3: _longer,
     4: _multiplication,
     5: _mixed,
+    6: _remainder,
 }

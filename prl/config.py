@@ -26,6 +26,10 @@ class RunConfig(Table, frozen=True, kw_only=True):
     """Optimiser steps in all. A resumed run counts those already done."""
     checkpoint_every: NonNegative = 0
     """Steps between checkpoints; 0 writes one at the end only."""
+    keep_checkpoints: Positive = 3
+    """Newest checkpoints that are kept; older ones are removed when a new one is complete."""
+    disk_timeout_s: PositiveFloat = 600.0
+    """Generation pauses while the disk is full or read-only; after this long the run ends, to be resumed."""
     stall_timeout_s: PositiveFloat = 120.0
     """End the run, saying who waits for whom, when nothing moved for this long."""
     samples_every: NonNegative = 1
@@ -159,8 +163,8 @@ class DataConfig(Table, frozen=True, kw_only=True):
     """Order each epoch by (seed, epoch); false keeps the file's order."""
     system: str | None = None
     """System message put before a row that has only a ``prompt``."""
-    level: Annotated[int, Meta(ge=1, le=5)] = 1
-    """Difficulty of the arithmetic source, 1 to 5."""
+    level: Annotated[int, Meta(ge=1, le=6)] = 1
+    """Kind of the arithmetic source's problems: 1 to 5 by difficulty, 6 with a long tail of lengths."""
     num_prompts: Positive = 100_000
     """Length of one epoch of the arithmetic source."""
     skip_bad_rows: bool = False

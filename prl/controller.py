@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -31,12 +31,13 @@ from prl.buffer import Buffer, Ticket
 from prl.engines.pool import EnginePool
 from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
 from prl.failure import FirstFailure, failures_to
+from prl.ledger import Admitted, Entry, Left, Records, Scored, Trained, group_of
 from prl.log import get_logger
-from prl.metrics import Meter, StepReport, lag_of, step_report
+from prl.metrics import LagSummary, Meter, StepReport, lag_of, step_report
 from prl.refill import Refill
 from prl.rollout import Done, Outcome, Rollout
 from prl.sync import PushReport, WeightSync
-from prl.trainer.base import Trainer
+from prl.trainer.base import Trainer, TrainReport
 from prl.types import Batch, Group, Prompt
 
 PULSE_S = 0.1
@@ -77,8 +78,6 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     report: StepReport
     groups: list[Group]
-    num_versions_max: int
-    """Most weight versions in one sample."""
 
 
 class Controller:
@@ -96,16 +95,18 @@ class Controller:
         sync: WeightSync,
         pacing: Pacing,
         failure: FirstFailure,
+        records: Records,
         first_step: int,
         refill: Refill | None = None,
     ) -> None:
         self._source, self._engines, self._trainer = source, engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
+        self._records = records
         self.step_number = first_step
         """Completed optimiser steps."""
         self._untrained: dict[Ticket, Prompt] = {}
-        self._issue_again: deque[Prompt] = deque()
+        self._restored: deque[Entry] = deque()
         self._round: deque[tuple[Ticket, Group]] = deque()
         self._consecutive_drops = 0
         self._reported_drops: Counter[str] = Counter()
@@ -130,37 +131,50 @@ class Controller:
 
     async def _admit_to(self, rollouts: asyncio.TaskGroup) -> None:
         while True:
+            await self._records.ready()
             ticket = await self._buffer.admit()
-            prompt = self._issue_again.popleft() if self._issue_again else self._source.next()
-            self._untrained[ticket] = prompt
-            rollouts.create_task(self._roll_out(ticket, prompt))
+            entry = self._restored.popleft() if self._restored else self._next()
+            self._untrained[ticket] = entry.prompt
+            if entry.scored is None:
+                rollouts.create_task(self._roll_out(ticket, entry))
+            else:
+                self._buffer.finish(ticket, group_of(entry, self._rollout.decode))
             await asyncio.sleep(0)  # a whole batch of requests at once would hold up the event loop
 
-    async def _roll_out(self, ticket: Ticket, prompt: Prompt) -> None:
+    def _next(self) -> Entry:
+        """A prompt that was never admitted before."""
+        prompt = self._source.next()
+        self._records.append(Admitted(prompt=prompt))
+        return Entry(prompt=prompt)
+
+    async def _roll_out(self, ticket: Ticket, entry: Entry) -> None:
         """One prompt to its outcome; whatever else happens is the run's failure."""
+        prompt = entry.prompt
         with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
-            self._settle(ticket, prompt, await self._rollout(prompt))
+            self._settle(ticket, prompt, await self._rollout(prompt, entry.members))
 
     def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
         if isinstance(outcome, Done):
             self._consecutive_drops = 0
             if self._refill is None or not self._refill.wants_another(outcome.group):
+                scores = outcome.group.scores
+                self._records.append(Scored(prompt_id=prompt.id, members=outcome.members, scores=scores))
                 self._buffer.finish(ticket, outcome.group)
             else:
                 self._rollout.members_dropped["zero_variance"] += len(outcome.group.completions)
-                self._drop(ticket)
+                self._drop(ticket, "zero_variance")
             return
         log.warning("rollout dropped", prompt=prompt.id, reason=outcome.reason, message=outcome.message)
         self._consecutive_drops += 1
-        self._drop(ticket)
+        self._drop(ticket, outcome.reason)
         if self._consecutive_drops >= self._pacing.max_consecutive_drops:
             message = f"{self._consecutive_drops} rollouts in a row came to nothing; the last: {outcome.message}"
             self._failure.set(PrlError(message))
 
-    def _drop(self, ticket: Ticket) -> None:
+    def _drop(self, ticket: Ticket, reason: str) -> None:
         """The prompt is done with and its slot is free."""
-        del self._untrained[ticket]
+        self._records.append(Left(prompt_id=self._untrained.pop(ticket).id, reason=reason))
         self._buffer.drop(ticket)
 
     async def _watch_engines(self) -> None:
@@ -203,18 +217,29 @@ class Controller:
     async def _step(self) -> Step:
         taken = await self._take()
         groups = [group for _, group in taken]
+        trained, lag = await self._train(groups)
+        self._records.append(Trained(step=trained.step, prompt_ids=[group.prompt.id for group in groups]))
+        for ticket, _ in taken:
+            del self._untrained[ticket]
+        pushed = await self._push_at_end_of_round()
+        drops = self._drops_since_last_report()
+        report = step_report(groups, lag, trained, pushed, timing=self.meter.lap(), dropped=drops)
+        return Step(report=report, groups=groups)
+
+    async def _train(self, groups: list[Group]) -> tuple[TrainReport, LagSummary]:
         batch = await self._make_batch(self.step_number, groups)
         trained = await self._trainer.train(batch)
         if trained.skipped:
             log.warning("step skipped: its loss or gradient is not finite", step=self.step_number)
-        for ticket, _ in taken:
-            del self._untrained[ticket]
         self.step_number += 1
-        pushed = await self._push_at_end_of_round()
-        lag = lag_of(batch)
-        drops = self._drops_since_last_report()
-        report = step_report(groups, lag, trained, pushed, timing=self.meter.lap(), dropped=drops)
-        return Step(report=report, groups=groups, num_versions_max=lag.num_versions_max)
+        return trained, lag_of(batch)
+
+    async def train_again(self, entries: list[Entry]) -> Step:
+        """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
+        groups = [group_of(entry, self._rollout.decode) for entry in entries]
+        trained, lag = await self._train(groups)
+        report = step_report(groups, lag, trained, None, timing=self.meter.lap(), dropped={})
+        return Step(report=report, groups=groups)
 
     async def _take(self) -> list[tuple[Ticket, Group]]:
         """The groups of one step; a round of batches is taken as one."""
@@ -243,12 +268,13 @@ class Controller:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs to go on: the cursor, and the prompts admitted before it and not trained yet."""
-        return {"cursor": self._source.cursor, "untrained": [*self._issue_again, *self._untrained.values()]}
+        restored = [entry.prompt for entry in self._restored]
+        return {"cursor": self._source.cursor, "untrained": [*restored, *self._untrained.values()]}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``: prompts that were under way are issued again, first. Before ``run`` only."""
-        self._source.seek(state["cursor"])
-        self._issue_again.extend(msgspec.convert(state["untrained"], list[Prompt]))
+    def restore(self, cursor: int, entries: Iterable[Entry]) -> None:
+        """Go on from there: prompts that were open are admitted first, in this order. Before ``run`` only."""
+        self._source.seek(cursor)
+        self._restored.extend(entries)
 
     def why(self) -> str:
         """Who waits for whom, as a chain."""

@@ -11,6 +11,8 @@
     +-- WeightSyncError      a weight push failed; names the side that failed
     +-- RewardError          rewards failed too often, or a user's reward raised a bug
     +-- CheckpointError      a checkpoint could not be written or read
+    +-- JournalError         the journal of a run is missing or cannot be used
+    +-- DiskError            the disk took nothing for run.disk_timeout_s
     +-- StallError           nothing moved for run.stall_timeout_s; says who waits for whom
 
 An expected failure of one rollout is no exception but a value (see ``rollout.py``); what is not in this tree is a bug
@@ -65,6 +67,14 @@ class RewardError(PrlError):
 
 class CheckpointError(PrlError):
     """A checkpoint could not be written or read."""
+
+
+class JournalError(PrlError):
+    """The journal of a run is missing, or does not fit its checkpoints."""
+
+
+class DiskError(PrlError):
+    """The disk took nothing for ``run.disk_timeout_s``."""
 
 
 class StallError(PrlError):

@@ -35,6 +35,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens_trained: int
     lag_max: int
     lag_mean: float
+    versions_max: int
+    """Most weight versions that wrote one sample."""
     ess: float
     kl_behaviour: float
     clip_frac: float
@@ -164,6 +166,7 @@ def step_report(
         tokens_trained=trained.tokens_trained,
         lag_max=lag.max,
         lag_mean=lag.mean,
+        versions_max=lag.num_versions_max,
         ess=trained.ess,
         kl_behaviour=trained.kl_behaviour,
         clip_frac=trained.clip_frac,

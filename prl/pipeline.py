@@ -24,16 +24,19 @@ import msgspec
 from prl import parts
 from prl.check import cross_check
 from prl.config import Config
-from prl.controller import Controller
+from prl.controller import Controller, Step
+from prl.disk import Disk
 from prl.engines.pool import EnginePool
 from prl.errors import PrlError
 from prl.evaluate import Evaluation, evaluate
 from prl.failure import FirstFailure, SideError, failures_to, raise_as_it_was, running, together
+from prl.journal import Journal
 from prl.log import Console, configure, get_logger
 from prl.metrics import StepReport
 from prl.models import resolve_model
 from prl.process import free_port
 from prl.prompts import PromptSource, open_source
+from prl.recovery import Start, find_start
 from prl.rewards.scorer import Scorer
 from prl.rollout import Rollout
 from prl.run_folder import RunFolder, Summary, Totals, choose
@@ -81,7 +84,7 @@ class Pipeline:
         self.evaluation: Evaluation | None = None
         """The latest evaluation."""
         self._resume, self._on_stage, self._console = resume, on_stage, console
-        self._folder = RunFolder(self.run_dir, samples_every=config.run.samples_every)
+        self._folder = RunFolder(self.run_dir)
         self._failure = FirstFailure()
         self._totals = Totals()
         self._stack = AsyncExitStack()
@@ -110,28 +113,39 @@ class Pipeline:
         fields = self._scorer.required_fields
         self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
         self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
-        found = checkpoint.latest(self.run_dir / "checkpoints") if self._resume else checkpoint.Found(None, [])
-        first_step = checkpoint.read_marker(found.folder).step if found.folder else 0
-        await asyncio.to_thread(self._folder.open, to_toml(config), first_step)
+        start = await asyncio.to_thread(find_start, self.run_dir, config) if self._resume else Start()
+        await asyncio.to_thread(self._folder.open, to_toml(config), start.ledger.step)
+        self._totals = start.totals
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
-        for warning in (*self._source.statistics().warnings, *found.skipped):
+        for warning in (*self._source.statistics().warnings, *start.warnings):
             log.warning(warning)
+        self._disk = Disk(self.run_dir, config.run.disk_timeout_s)
+        self._journal = Journal(self.run_dir / "journal", self._disk, start.ledger)
+        await self._journal.begin_segment()
         await self._scorer.__aenter__()
         self._stack.push_async_callback(self._close, self._scorer.__aexit__, None, None, None)
-        ready = await self._start_processes(found.folder)
+        ready = await self._start_processes(start.checkpoint)
         controller = self._controller = self._wire(ready)
-        if ready.state:
-            self._totals = msgspec.convert(ready.state["totals"], Totals)
-            controller.restore(ready.state["controller"])
+        await self._restore(controller, start)
         self._on_stage("sending the first weights")
-        await self._sync.push(ready.step)
-        if ready.step == 0 and config.eval.num_samples:
+        await self._sync.push(controller.step_number)
+        if controller.step_number == 0 and config.eval.num_samples:
             self._totals.eval_before = (await self.evaluate()).reward_mean
         self._stack.enter_context(frozen_heap())
+        await self._loops.enter_async_context(running(self._journal.run(self._failure)))
         await self._loops.enter_async_context(running(controller.run()))
         controller.meter.restart()
-        log.info("started", step=ready.step, run_dir=str(self.run_dir))
+        log.info("started", step=controller.step_number, run_dir=str(self.run_dir))
+
+    async def _restore(self, controller: Controller, start: Start) -> None:
+        """Do again the steps that the trainer's checkpoint lacks, and go on with the prompts that were under way."""
+        controller.restore(start.ledger.cursor, list(start.ledger.open.values()))
+        for batch in start.batches:
+            self._on_stage(f"training step {controller.step_number + 1} again, from the journal")
+            step = await controller.train_again(batch)
+            if self._totals.steps < step.report.step:  # it was done and not recorded any more
+                await self._record(step)
 
     async def _start_processes(self, resume: Path | None) -> TrainerReady:
         """Open engines and trainer side by side and join them for weight transfers."""
@@ -178,6 +192,7 @@ class Pipeline:
             timeout_s=config.pipeline.rollout_timeout_s,
             failure=self._failure,
             seed=config.seed if config.sampling.seeded else None,
+            record=self._journal.append,
         )
         self._sync = WeightSync(
             self._trainer,
@@ -199,6 +214,7 @@ class Pipeline:
             sync=self._sync,
             pacing=parts.make_pacing(config),
             failure=self._failure,
+            records=self._journal,
             first_step=ready.step,
             refill=parts.make_refill(config),
         )
@@ -230,8 +246,8 @@ class Pipeline:
             Exception: the first failure of any part of the run, as it was.
         """
         step = await self._entered.step()
-        self._totals.add(step.report, step.num_versions_max)
-        await asyncio.to_thread(self._folder.record, step.report, step.groups)
+        with self._failure.interrupts():
+            await self._record(step)
         run = self.config.run
         with self._failure.interrupts():
             if self.config.eval.every and self.step_number % self.config.eval.every == 0:
@@ -239,6 +255,14 @@ class Pipeline:
             if run.checkpoint_every and self.step_number % run.checkpoint_every == 0:
                 await self.save()
         return step.report
+
+    async def _record(self, step: Step) -> None:
+        """Count a step and write its lines, each of the two files whole or not at all."""
+        self._totals.add(step.report)
+        await self._disk.write("metrics.jsonl", lambda: self._folder.write_metrics(step.report))
+        every = self.config.run.samples_every
+        if every and step.report.step % every == 0:
+            await self._disk.write("samples.jsonl", lambda: self._folder.write_samples(step.report.step, step.groups))
 
     async def evaluate(self) -> Evaluation:
         """Answer the held-out prompts with the current weights. No step may run meanwhile; rollouts go on."""
@@ -258,11 +282,15 @@ class Pipeline:
         return result
 
     async def save(self) -> None:
-        """Write a checkpoint of this step."""
-        folder = checkpoint.step_folder(self.run_dir / "checkpoints", self.step_number)
+        """Write a checkpoint of this step; generation goes on."""
+        checkpoints = self.run_dir / "checkpoints"
+        folder = checkpoint.step_folder(checkpoints, self.step_number)
         state = {"controller": self._entered.state(), "totals": self._totals}
+        await self._journal.begin_segment()
         await self._trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))
+        oldest = await asyncio.to_thread(checkpoint.keep_newest, checkpoints, self.config.run.keep_checkpoints)
+        await self._journal.forget_before(oldest)
 
     # ---- leaving -----------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
+from functools import partial
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -23,6 +25,7 @@ import msgspec
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError
 from prl.failure import FirstFailure, being_cancelled, failures_to
+from prl.ledger import Member, Sampled, completion_of
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
 
 MAX_ATTEMPTS = 2
@@ -33,6 +36,8 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     """The rollout made a group."""
 
     group: Group
+    members: list[int]
+    """Which members of the rollout are in the group, in its order."""
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +49,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Outcome = Done | Dropped
-Member = tuple[Completion, Score] | Dropped
+Judged = tuple[Completion, Score] | Dropped
 
 
 def stream_seed(*key: int) -> int:
@@ -74,25 +79,31 @@ class Rollout:
         timeout_s: float,
         failure: FirstFailure,
         seed: int | None = None,
+        record: Callable[[Sampled], None] = lambda _: None,
     ) -> None:
-        self._streams, self._score, self._decode = streams, score, decode
+        """``record`` is told of every chunk of a training rollout."""
+        self._record = record
+        self._streams, self._score, self.decode = streams, score, decode
         self._decoding, self._group_size, self._timeout_s = decoding, group_size, timeout_s
         self._failure, self._seed = failure, seed
         self.members_dropped: Counter[str] = Counter()
         """Members that came to nothing, by reason, in groups that went on or not."""
 
-    async def __call__(self, prompt: Prompt) -> Outcome:
-        """Roll out one prompt."""
-        members: list[Member] = []
+    async def __call__(self, prompt: Prompt, so_far: Mapping[int, Member] = MappingProxyType({})) -> Outcome:
+        """Roll out one prompt; members of which something is known go on from there."""
+        members: list[Judged] = []
         try:
             async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._guarded_member(prompt, member)) for member in range(self._group_size)]
+                tasks = [
+                    group.create_task(self._guarded_member(prompt, index, so_far.get(index, Member())))
+                    for index in range(self._group_size)
+                ]
             members = [task.result() for task in tasks]
         except TimeoutError:
             return self._drop("timeout", f"prompt {prompt.id}: pipeline.rollout_timeout_s = {self._timeout_s:g} passed")
         return self._assemble(prompt, members)
 
-    def _assemble(self, prompt: Prompt, members: list[Member]) -> Outcome:
+    def _assemble(self, prompt: Prompt, members: list[Judged]) -> Outcome:
         survivors = [member for member in members if not isinstance(member, Dropped)]
         lost = [member for member in members if isinstance(member, Dropped)]
         self.members_dropped.update(member.reason for member in lost)
@@ -102,7 +113,8 @@ class Rollout:
                     prompt=prompt,
                     completions=[completion for completion, _ in survivors],
                     scores=[score for _, score in survivors],
-                )
+                ),
+                members=[index for index, member in enumerate(members) if not isinstance(member, Dropped)],
             )
         reason, _ = Counter(member.reason for member in lost).most_common(1)[0]
         example = next(member.message for member in lost if member.reason == reason)
@@ -112,18 +124,20 @@ class Rollout:
         self.members_dropped[reason] += self._group_size
         return Dropped(reason=reason, message=message)
 
-    async def _guarded_member(self, prompt: Prompt, member: int) -> Member:
+    async def _guarded_member(self, prompt: Prompt, index: int, so_far: Member) -> Judged:
         """One member; a failure that must end the run is reported at once and not raised into the task group."""
         with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
-            return await self._member(prompt, member)
+            return await self._member(prompt, index, so_far)
         return Dropped(reason="error", message="it ends the run")
 
-    async def _member(self, prompt: Prompt, member: int) -> Member:
-        sampled = await self.sample(prompt, self._seeded(prompt, member, 0))
-        for attempt in range(1, MAX_ATTEMPTS):
+    async def _member(self, prompt: Prompt, index: int, so_far: Member) -> Judged:
+        sampled: Completion | Dropped = Dropped(reason="aborted", message="no attempt was made")
+        for attempt in range(so_far.attempt, so_far.attempt + MAX_ATTEMPTS):
+            member = so_far.copy() if attempt == so_far.attempt else Member(attempt=attempt)
+            record = partial(self._record_chunk, prompt.id, index, attempt)
+            sampled = await self.sample(prompt, self._seeded(prompt, index, attempt), member, record)
             if isinstance(sampled, Completion):
                 break
-            sampled = await self.sample(prompt, self._seeded(prompt, member, attempt))
         if isinstance(sampled, Dropped):
             return sampled
         match await self._score(sampled, prompt):
@@ -134,39 +148,58 @@ class Rollout:
             case ScoringFailed(reason=reason, message=message):
                 return Dropped(reason=reason, message=message)
 
+    def _record_chunk(self, prompt_id: int, index: int, attempt: int, chunk: TokenChunk) -> None:
+        self._record(Sampled(prompt_id=prompt_id, member=index, attempt=attempt, chunk=chunk))
+
     def _seeded(self, prompt: Prompt, member: int, attempt: int) -> Decoding:
         """The decoding of one attempt; its seed depends on the run's seed and on what is sampled, not on when."""
         if self._seed is None:
             return self._decoding
         return msgspec.structs.replace(self._decoding, seed=stream_seed(self._seed, prompt.id, member, attempt))
 
-    async def sample(self, prompt: Prompt, decoding: Decoding) -> Completion | Dropped:
-        """Fold one stream into a completion, or say why it is none."""
-        token_ids: list[int] = []
-        logprobs: list[float] = []
-        versions: list[int] = []
-        finish = None
-        try:
-            async with aclosing(self._streams.generate(prompt.token_ids, decoding, group=prompt.id)) as chunks:
-                async for chunk in chunks:
-                    token_ids += chunk.token_ids
-                    logprobs += chunk.logprobs
-                    versions += [chunk.version] * len(chunk.token_ids)
-                    finish = chunk.finish
-        except EngineDeadError:
-            raise
-        except EngineError as error:
-            if being_cancelled():  # the stream failed to close: no reason to go on with another
-                raise asyncio.CancelledError from error
-            return Dropped(reason="engine_error", message=str(error))
-        if finish not in {"stop", "length"} or not token_ids:
-            return Dropped(reason="aborted", message=f"the stream ended with {finish} after {len(token_ids)} tokens")
-        if not are_logprobs(logprobs):
+    async def sample(
+        self,
+        prompt: Prompt,
+        decoding: Decoding,
+        member: Member | None = None,
+        record: Callable[[TokenChunk], None] = lambda _: None,
+    ) -> Completion | Dropped:
+        """Fold one stream into a completion, or say why it is none.
+
+        Args:
+            prompt: what is continued.
+            decoding: how to sample; its ``max_tokens`` are those of the whole completion.
+            member: what is known of it; the stream goes on behind its tokens, which keep their versions.
+            record: told of every chunk.
+        """
+        member = Member() if member is None else member
+        if member.finish is None and len(member.token_ids) >= decoding.max_tokens:
+            member.finish = "length"
+        if member.finish is None:
+            try:
+                await self._stream(prompt, decoding, member, record)
+            except EngineDeadError:
+                raise
+            except EngineError as error:
+                if being_cancelled():  # the stream failed to close: no reason to go on with another
+                    raise asyncio.CancelledError from error
+                return Dropped(reason="engine_error", message=str(error))
+        if member.finish not in {"stop", "length"} or not member.token_ids:
+            message = f"the stream ended with {member.finish} after {len(member.token_ids)} tokens"
+            return Dropped(reason="aborted", message=message)
+        if not are_logprobs(member.logprobs):
             return Dropped(reason="bad_logprobs", message="the engine reported a log-probability that is none")
-        return Completion(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            versions=versions,
-            text=self._decode(token_ids),
-            finish="stop" if finish == "stop" else "length",
-        )
+        return completion_of(member, self.decode)
+
+    async def _stream(
+        self, prompt: Prompt, decoding: Decoding, member: Member, record: Callable[[TokenChunk], None]
+    ) -> None:
+        """Sample behind what ``member`` has, into it."""
+        known = len(member.token_ids)
+        if known:
+            decoding = msgspec.structs.replace(decoding, max_tokens=decoding.max_tokens - known)
+        chunks = self._streams.generate(prompt.token_ids + member.token_ids, decoding, group=prompt.id)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                member.add(chunk)
+                record(chunk)

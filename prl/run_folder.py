@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from prl.disk import append
 from prl.errors import ConfigError
 from prl.metrics import StepReport
 from prl.types import Group
@@ -48,6 +50,21 @@ class Summary(msgspec.Struct, kw_only=True):
     error: str | None = None
 
 
+class StepLine(msgspec.Struct, frozen=True, kw_only=True):
+    """What the totals need of a line of ``metrics.jsonl``; the names are those of ``StepReport``."""
+
+    step: int
+    time_s: float
+    reward_mean: float
+    samples: int
+    tokens_generated: int
+    tokens_trained: int
+    lag_max: int
+    lag_mean: float
+    versions_max: int
+    ess: float | None
+
+
 class Totals(msgspec.Struct, kw_only=True):
     """What a run has done so far, over all its parts; travels in the checkpoint."""
 
@@ -66,7 +83,7 @@ class Totals(msgspec.Struct, kw_only=True):
     num_versions_max: int = 0
     wall_s: float = 0.0
 
-    def add(self, report: StepReport, num_versions_max: int) -> None:
+    def add(self, report: StepReport | StepLine) -> None:
         """Count one step."""
         self.steps += 1
         self.samples += report.samples
@@ -76,10 +93,10 @@ class Totals(msgspec.Struct, kw_only=True):
         self.reward_last = report.reward_mean
         self.lag_max = max(self.lag_max, report.lag_max)
         self.lag_sum += report.lag_mean
-        if math.isfinite(report.ess):
+        if report.ess is not None and math.isfinite(report.ess):
             self.ess_sum += report.ess
             self.ess_steps += 1
-        self.num_versions_max = max(self.num_versions_max, num_versions_max)
+        self.num_versions_max = max(self.num_versions_max, report.versions_max)
         self.wall_s += report.time_s
 
     def summary(self, status: str, *, num_engines: int, eval_after: float | None, error: str | None) -> Summary:
@@ -134,8 +151,8 @@ def choose(name: str, run_dir: Path | None, *, resume: bool) -> Path:
 class RunFolder:
     """Writes the files of one run. Blocking; the pipeline calls it in a thread."""
 
-    def __init__(self, path: Path, *, samples_every: int = 1) -> None:
-        self.path, self._samples_every = path, samples_every
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
     def open(self, config_toml: str, first_step: int) -> None:
         """Make the folder, write the configuration, and cut the lines of steps after ``first_step``."""
@@ -143,12 +160,6 @@ class RunFolder:
         (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
         for name in ("metrics.jsonl", "samples.jsonl"):
             _keep_steps(self.path / name, first_step)
-
-    def record(self, report: StepReport, groups: Sequence[Group]) -> None:
-        """Append one step, and its samples where they are due."""
-        self.write_metrics(report)
-        if self._samples_every and report.step % self._samples_every == 0:
-            self.write_samples(report.step, groups)
 
     def write_metrics(self, report: StepReport) -> None:
         """Append one step."""
@@ -165,9 +176,7 @@ class RunFolder:
         draft.replace(self.path / "summary.json")
 
     def _append(self, name: str, lines: Iterable[Any]) -> None:
-        data = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
-        with (self.path / name).open("ab") as file:
-            file.write(data)
+        append(self.path / name, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
 
 
 def sample_lines(step: int, group: Group) -> Iterable[dict[str, Any]]:
@@ -186,6 +195,21 @@ def sample_lines(step: int, group: Group) -> Iterable[dict[str, Any]]:
             "versions": completion.versions,
             "logprobs": [round(value, 6) for value in completion.logprobs],
         }
+
+
+def read_steps(path: Path, first: int, last: int) -> list[StepLine]:
+    """The lines of ``metrics.jsonl`` from step ``first`` to ``last`` that are there and whole."""
+    if not path.exists():
+        return []
+    decoder = msgspec.json.Decoder(StepLine)
+    found: list[StepLine] = []
+    with path.open("rb") as lines:
+        for line in lines:
+            with suppress(msgspec.DecodeError):
+                step = decoder.decode(line)
+                if first <= step.step <= last:
+                    found.append(step)
+    return found
 
 
 class _Line(msgspec.Struct):

@@ -12,7 +12,7 @@ LEVELS = st.integers(1, NUM_LEVELS)
 INDICES = st.integers(0, 10**9)
 SEEDS = st.integers(0, 2**64)
 SPLITS: st.SearchStrategy[Split] = st.sampled_from(["train", "eval"])
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod}
 
 
 def numbers(text: str) -> list[int]:
@@ -80,6 +80,9 @@ def test_level_ranges(index: int, seed: int, split: Split) -> None:
     assert re.fullmatch(r"\d{1,2} \* [2-9] = \?", by_level[4].question)
     assert re.fullmatch(r"[\d +*()-]+ = \?", by_level[5].question)
     assert max(numbers(by_level[5].question)) <= 20
+    assert re.fullmatch(r"\d{1,3} % [2-7] = \?", by_level[6].question)
+    dividend, divisor = numbers(by_level[6].question)
+    assert 1 <= dividend // divisor <= 127
 
 
 def test_each_level_shows_all_its_kinds() -> None:
@@ -95,6 +98,15 @@ def test_each_level_shows_all_its_kinds() -> None:
     assert {"(", "*", "+", "-"} <= set(questions(5))
 
 
+def test_quotients_have_a_long_tail() -> None:
+    """Half the divisions of level 6 are short, and few are long: the mean is less than a tenth of the longest."""
+    pairs = [numbers(problem(6, index, 0, "train").question) for index in range(2000)]
+    quotients = sorted(dividend // divisor for dividend, divisor in pairs)
+    assert quotients[1000] < 6
+    assert 0.01 <= sum(quotient >= 64 for quotient in quotients) / 2000 <= 0.03
+    assert sum(quotients) / 2000 < quotients[-1] / 10
+
+
 def test_seeds_and_indices_vary_the_problems() -> None:
     """Neighbouring indices and seeds give different sequences, not one problem again and again."""
     first = [problem(1, index, 0, "train") for index in range(200)]
@@ -105,19 +117,20 @@ def test_seeds_and_indices_vary_the_problems() -> None:
 
 def test_the_sequence_is_fixed() -> None:
     """The first problems are what they were: a changed generator would silently change every run."""
-    assert [problem(level, 0, 0, "train").question for level in range(1, 6)] == [
+    assert [problem(level, 0, 0, "train").question for level in range(1, 7)] == [
         "50 + 16 = ?",
         "50 + 47 = ?",
         "61 + 14 + 83 = ?",
         "28 * 5 = ?",
         "4 * (5 - 1) = ?",
+        "123 % 5 = ?",
     ]
 
 
-@pytest.mark.parametrize("level", [0, 6, -1])
+@pytest.mark.parametrize("level", [0, 7, -1])
 def test_an_unknown_level_is_refused(level: int) -> None:
-    """A level outside 1 to 5 is an error that names it."""
-    with pytest.raises(ValueError, match=f"levels 1 to 5, got {level}"):
+    """A level outside 1 to 6 is an error that names it."""
+    with pytest.raises(ValueError, match=f"levels 1 to 6, got {level}"):
         problem(level, 0, 0, "train")
 
 

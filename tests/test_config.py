@@ -129,7 +129,7 @@ def test_a_missing_required_key_is_named(tmp_path: Path) -> None:
         ("trainer.activation_checkpointing=1", "trainer.activation_checkpointing = 1 must be true or false"),
         ("engine.dtype=bfloat61", "must be one of 'bfloat16', 'float16', 'float32', did you mean 'bfloat16'?"),
         ("pipeline.max_lag=-1", "pipeline.max_lag = -1 must be an integer >= 0"),
-        ("data.level=6", "data.level = 6 must be an integer >= 1 and <= 5"),
+        ("data.level=7", "data.level = 7 must be an integer >= 1 and <= 6"),
         ("data.path=2024-01-01", "data.path = 2024-01-01 must be a string (in quotes)"),
         ("rewards={name='a'}", "rewards = a table must be a list of tables: write [[rewards]]"),
         ("trainer.dtype=float16", "trainer.dtype = "),

@@ -9,7 +9,8 @@ import pytest
 from prl.check import cross_check
 from prl.settings import load_config, to_toml
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted([*(ROOT / "configs").glob("*.toml"), *(ROOT / "benchmarks").glob("*.toml")])
 
 
 def test_there_is_one_for_any_machine_and_one_for_eight_gpus() -> None:

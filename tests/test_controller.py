@@ -23,6 +23,7 @@ from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, PrlError, StallError, TrainerError, WeightSyncError
 from prl.failure import FirstFailure, running, together
+from prl.ledger import Entry, Ledger, Open
 from prl.refill import Refill
 from prl.rollout import Rollout, stream_seed
 from prl.shaping import plain
@@ -82,12 +83,14 @@ async def controller_over(
     trainer: SimulatedTrainer | None = None,
     score: Callable[[Completion, Prompt], Any] = parity,
     seed: int | None = None,
-    state: dict[str, Any] | None = None,
+    ledger: Ledger | None = None,
+    resumed: Ledger | None = None,
     stall_timeout_s: float = 1000.0,
     max_refills: int | None = None,
 ) -> AsyncIterator[Run]:
-    """Start a controller on simulated parts, as the pipeline does."""
+    """Start a controller on simulated parts, as the pipeline does, or on the ledger of a run that it goes on from."""
     failure = FirstFailure()
+    ledger = Ledger() if ledger is None else ledger
     config = EngineConfig(count=num_engines, max_num_seqs=8, token_timeout_s=1e6)
     script = script or Script()
     engines = EnginePool(
@@ -100,7 +103,15 @@ async def controller_over(
     slots = (num_engines * 8) // group_size + groups_per_step if max_lag is None else groups_per_step * (max_lag + 1)
     buffer = Buffer(slots * steps_per_round, order="completion" if max_lag is None else "admission")
     rollout = Rollout(
-        engines, score, str, decoding=DECODING, group_size=group_size, timeout_s=1e5, failure=failure, seed=seed
+        engines,
+        score,
+        str,
+        decoding=DECODING,
+        group_size=group_size,
+        timeout_s=1e5,
+        failure=failure,
+        seed=seed,
+        record=ledger.append,
     )
     sync = WeightSync(
         trainer,
@@ -137,11 +148,15 @@ async def controller_over(
                 stall_timeout_s=stall_timeout_s,
             ),
             failure=failure,
+            records=ledger,
             first_step=opened["trainer"].step,
             refill=None if max_refills is None else Refill(plain, max_refills),
         )
-        if state is not None:
-            controller.restore(state)
+        if resumed is not None:
+            ledger.begin(step=0, cursor=resumed.cursor, open_ids=list(resumed.open))
+            for entry in resumed.open.values():
+                ledger.append(Open(entry=Entry(prompt=entry.prompt)))
+            controller.restore(ledger.cursor, [entry.copy() for entry in ledger.open.values()])
         await sync.push(opened["trainer"].step)
         async with running(controller.run()):
             yield Run(controller, trainer, engines, buffer, source)
@@ -206,7 +221,7 @@ def test_sequences_live_through_several_versions() -> None:
     async def main() -> int:
         script = Script(length_median=100, length_sigma=0.5)
         async with controller_over(max_lag=None, script=script, trainer=SimulatedTrainer(step_s=0.05)) as run:
-            return max(step.num_versions_max for step in await run.steps(12))
+            return max(step.report.versions_max for step in await run.steps(12))
 
     assert virtual_time.run(main()) >= 2
 
@@ -300,16 +315,20 @@ def test_conventional_rounds() -> None:
 def test_resuming_trains_every_prompt_once() -> None:
     """Data position lost or ahead of training: prompts in flight at the checkpoint are issued again first, and once."""
 
-    async def part(count: int, state: dict[str, Any] | None) -> tuple[list[int], dict[str, Any]]:
-        async with controller_over(max_lag=2, state=state) as run:
+    async def part(count: int, resumed: Ledger | None) -> tuple[list[int], Ledger]:
+        ledger = Ledger()
+        async with controller_over(max_lag=2, ledger=ledger, resumed=resumed) as run:
             steps = await run.steps(count)
-            saved = msgspec.json.decode(msgspec.json.encode(run.controller.state()))
-        return [group.prompt.id for step in steps for group in step.groups], saved
+            assert [prompt.id for prompt in run.controller.state()["untrained"]] == list(ledger.open)
+            assert run.controller.state()["cursor"] == ledger.cursor
+        return [group.prompt.id for step in steps for group in step.groups], ledger
 
     async def main() -> list[int]:
-        first, state = await part(3, None)
-        assert len(state["untrained"]) > 0
-        second, _ = await part(3, state)
+        first, ledger = await part(3, None)
+        assert len(ledger.open) > 0
+        second, ledger = await part(3, ledger)
+        accounts = ledger.accounts()
+        assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 24)
         return first + second
 
     assert virtual_time.run(main()) == list(range(24))
@@ -424,15 +443,16 @@ def test_refills_are_bounded(max_refills: int) -> None:
 def test_a_resumed_run_does_not_train_what_was_refused() -> None:
     """A refused prompt is done with: the checkpoint neither keeps nor repeats it."""
 
-    async def part(count: int, state: dict[str, Any] | None) -> tuple[list[int], dict[str, Any]]:
-        async with controller_over(max_lag=2, score=by_prompt, max_refills=100, state=state) as run:
+    async def part(count: int, resumed: Ledger | None) -> tuple[list[int], Ledger]:
+        ledger = Ledger()
+        async with controller_over(max_lag=2, score=by_prompt, max_refills=100, ledger=ledger, resumed=resumed) as run:
             steps = await run.steps(count)
-            saved = msgspec.json.decode(msgspec.json.encode(run.controller.state()))
-        return [group.prompt.id for step in steps for group in step.groups], saved
+        return [group.prompt.id for step in steps for group in step.groups], ledger
 
     async def main() -> list[int]:
-        first, state = await part(3, None)
-        second, _ = await part(3, state)
+        first, ledger = await part(3, None)
+        second, ledger = await part(3, ledger)
+        assert set(ledger.accounts().left) == {"zero_variance"}
         return first + second
 
     assert virtual_time.run(main()) == list(range(0, 72, 3))

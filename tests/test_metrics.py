@@ -131,6 +131,7 @@ def test_a_report_by_hand() -> None:
         "tokens_trained": 600,
         "lag_max": 2,
         "lag_mean": 0.5,
+        "versions_max": 2,
         "ess": 0.9,
         "kl_behaviour": 0.01,
         "clip_frac": 0.125,
@@ -156,7 +157,18 @@ def test_the_keys_of_a_line() -> None:
     """A line has the documented keys, flat, with one ``dropped_<reason>`` for each reason and no other."""
     documented = [
         *("step", "version", "time_s", "reward_mean", "reward_std", "samples", "tokens_generated", "tokens_trained"),
-        *("lag_max", "lag_mean", "ess", "kl_behaviour", "clip_frac", "entropy", "loss", "grad_norm", "lr"),
+        *(
+            "lag_max",
+            "lag_mean",
+            "versions_max",
+            "ess",
+            "kl_behaviour",
+            "clip_frac",
+            "entropy",
+            "loss",
+            "grad_norm",
+            "lr",
+        ),
         *("length_mean", "gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "wait_batch_s", "pause_s"),
         *("publish_s", "loop_lag_ms"),
     ]

@@ -21,7 +21,7 @@ def report(step: int, **changes: Any) -> StepReport:
     """One step of a plausible run."""
     fields: dict[str, Any] = dict.fromkeys(StepReport.__struct_fields__, 0.0)
     fields |= {"step": step, "version": step, "samples": 64, "tokens_generated": 6000, "tokens_trained": 5000}
-    fields |= {"lag_max": 1, "lag_mean": 0.5, "time_s": 2.0, "reward_mean": step / 10, "ess": 0.98}
+    fields |= {"lag_max": 1, "lag_mean": 0.5, "versions_max": 1, "time_s": 2.0, "reward_mean": step / 10, "ess": 0.98}
     fields |= {"gen_tok_s": 3000.0, "train_tok_s": 2500.0, "trainer_busy": 0.6, "engine_busy": 0.9}
     fields |= {"wait_batch_s": 0.5, "pause_s": 0.04, "dropped": {}}
     return msgspec.convert({**fields, **changes}, StepReport)

@@ -139,8 +139,8 @@ async def test_a_run_that_is_done_takes_no_extra_step(tmp_path: Path) -> None:
 
 
 @in_virtual_time
-async def test_steps_repeated_after_a_crash_stand_once_in_the_files(tmp_path: Path) -> None:
-    """Metrics after a resume: lines newer than the restored checkpoint are cut, so no step stands there twice."""
+async def test_a_crash_loses_no_step(tmp_path: Path) -> None:
+    """Steps after the newest checkpoint are done again from the journal; in the files none stands twice."""
     run = tmp_path / "run"
 
     async def fail_after_step_3() -> None:
@@ -152,8 +152,13 @@ async def test_steps_repeated_after_a_crash_stand_once_in_the_files(tmp_path: Pa
         await fail_after_step_3()
     assert json.loads((run / "summary.json").read_text())["status"] == "failed"
     async with prl.Pipeline(simulated(), run_dir=run, resume=True) as pipeline:
-        assert pipeline.step_number == 2
-        await take_steps(pipeline, 2)
+        assert pipeline.step_number == 3
+        await take_steps(pipeline, 1)
+    assert pipeline.summary is not None
+    assert (pipeline.summary.steps, pipeline.summary.samples) == (
+        4,
+        sum(line["samples"] for line in lines(run / "metrics.jsonl")),
+    )
     assert [line["step"] for line in lines(run / "metrics.jsonl")] == [1, 2, 3, 4]
 
 

@@ -167,18 +167,6 @@ def test_each_completion_is_a_line(folder: RunFolder) -> None:
     assert [(line["prompt_id"], line["reward"]) for line in others] == [(9, 1.0), (9, 0.0)]
 
 
-@pytest.mark.parametrize(("samples_every", "written"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [2, 4]), (3, [3])])
-def test_samples_are_written_every_n_steps(tmp_path: Path, samples_every: int, written: list[int]) -> None:
-    """Metrics of every step; samples of every n-th, or of none."""
-    folder = RunFolder(tmp_path, samples_every=samples_every)
-    folder.open("", 0)
-    for step in range(1, 6):
-        folder.record(report(step), [make_group(step, [1.0])])
-    assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5]
-    samples = tmp_path / "samples.jsonl"
-    assert (steps(samples) if samples.exists() else []) == written
-
-
 def test_the_summary_is_whole_or_the_one_before(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Field notes G, half-written: a summary whose writing breaks off leaves the former one."""
     folder.write_summary(Summary(status="stopped", steps=3))
@@ -209,9 +197,9 @@ def test_totals_by_hand() -> None:
     """Sums, means over steps, maxima, and the first and last reward."""
     totals = Totals(eval_before=0.25)
     numbers = {"samples": 8, "tokens_generated": 100, "tokens_trained": 80, "time_s": 2.0}
-    totals.add(report(1, **numbers, reward_mean=0.5, lag_max=1, lag_mean=0.5, ess=1.0), 2)
-    totals.add(report(2, **numbers, reward_mean=0.75, lag_max=3, lag_mean=1.5, ess=0.5), 4)
-    totals.add(report(3, **numbers, reward_mean=0.6, lag_max=2, lag_mean=1.0, ess=0.6), 1)
+    totals.add(report(1, **numbers, reward_mean=0.5, lag_max=1, lag_mean=0.5, ess=1.0, versions_max=2))
+    totals.add(report(2, **numbers, reward_mean=0.75, lag_max=3, lag_mean=1.5, ess=0.5, versions_max=4))
+    totals.add(report(3, **numbers, reward_mean=0.6, lag_max=2, lag_mean=1.0, ess=0.6, versions_max=1))
     assert msgspec.structs.asdict(totals.summary("done", num_engines=2, eval_after=0.9, error=None)) == {
         "status": "done",
         "steps": 3,
@@ -244,12 +232,12 @@ def test_totals_go_on_after_a_resume() -> None:
     reports = [report(step, reward_mean=step / 8, ess=math.nan if step == 2 else 0.5) for step in range(1, 7)]
     whole, first = Totals(), Totals()
     for step in reports:
-        whole.add(step, 1)
+        whole.add(step)
     for step in reports[:3]:
-        first.add(step, 1)
+        first.add(step)
     resumed = msgspec.json.decode(msgspec.json.encode(first), type=Totals)
     for step in reports[3:]:
-        resumed.add(step, 1)
+        resumed.add(step)
     assert resumed == whole
     assert resumed.summary("done", num_engines=1, eval_after=None, error=None).ess_mean == 0.5
 
@@ -261,7 +249,8 @@ def test_totals_go_on_after_a_resume() -> None:
 def test_repeated_steps_are_cut(folder: RunFolder, last_step: int) -> None:
     """Field notes G, metrics dropped after resume: lines after the checkpoint go, so no step stands there twice."""
     for step in range(1, 6):
-        folder.record(report(step), [make_group(0, [1.0, 0.0])])
+        folder.write_metrics(report(step))
+        folder.write_samples(step, [make_group(0, [1.0, 0.0])])
     RunFolder(folder.path).open("", last_step)
     kept = [step for step in range(1, 6) if step <= last_step]
     assert steps(folder.path / "metrics.jsonl") == kept

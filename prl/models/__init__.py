@@ -12,7 +12,10 @@ from pathlib import Path
 from prl.errors import ConfigError
 
 BUILTIN_PREFIX = "builtin:"
-BUILTIN_MODELS: dict[str, Path] = {"tiny-math": Path(__file__).parent / "tiny_math"}
+BUILTIN_MODELS: dict[str, Path] = {
+    "tiny-math": Path(__file__).parent / "tiny_math",
+    "tiny-remainder": Path(__file__).parent / "tiny_remainder",
+}
 """Models that ship with the package, by name."""
 
 

@@ -21,7 +21,7 @@ import argparse
 import ast
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -172,24 +172,31 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[tor
     while True:
         rows = [encode_lesson(tokenizer, *lesson(index + offset, seed)) for offset in range(BATCH_SIZE)]
         index += BATCH_SIZE
-        length = max(len(ids) for ids, _ in rows)
-        ids = torch.full((BATCH_SIZE, length), tokenizer.pad_token_id)
-        labels = torch.full((BATCH_SIZE, length), IGNORE)
-        for row, (tokens, num_prompt) in enumerate(rows):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-            labels[row, num_prompt : len(tokens)] = torch.tensor(tokens[num_prompt:])
-        yield ids, labels
+        yield as_tensors(tokenizer, rows)
 
 
-def warm_up(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, seed: int, num_steps: int) -> None:
-    """Teach the lessons by AdamW; stopped while the model is still weak, on purpose."""
+def as_tensors(
+    tokenizer: PreTrainedTokenizerFast, rows: Sequence[tuple[list[int], int]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels of encoded lessons, each [rows, longest]."""
+    length = max(len(ids) for ids, _ in rows)
+    ids = torch.full((len(rows), length), tokenizer.pad_token_id)
+    labels = torch.full((len(rows), length), IGNORE)
+    for row, (tokens, num_prompt) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.tensor(tokens)
+        labels[row, num_prompt : len(tokens)] = torch.tensor(tokens[num_prompt:])
+    return ids, labels
+
+
+def warm_up(model: Qwen3ForCausalLM, lessons: Iterable[tuple[torch.Tensor, torch.Tensor]], num_steps: int) -> None:
+    """Teach batches of (token ids, labels) by AdamW; stopped while the model is still weak, on purpose."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / 50, max(0.0, 1 - step / num_steps))
     )
     model.train()
     started = time.monotonic()
-    for step, (ids, labels) in zip(range(num_steps), batches(tokenizer, seed), strict=False):
+    for step, (ids, labels) in zip(range(num_steps), lessons, strict=False):
         # Padding is on the right and attention is causal, so no attention mask is needed.
         logits = model(input_ids=ids, use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(
@@ -221,7 +228,7 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, arguments.seed)
-    warm_up(model, tokenizer, arguments.seed, arguments.num_steps)
+    warm_up(model, batches(tokenizer, arguments.seed), arguments.num_steps)
     save(model, tokenizer, arguments.out)
 
 

@@ -14,6 +14,7 @@ The folder ``step-000010`` holds the weights after 10 completed steps. Nothing h
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -67,6 +68,23 @@ def latest(checkpoints: Path) -> Found:
             return Found(folder, skipped)
         skipped.append(f"{folder} holds step {marker.step}, not the step of its name")
     return Found(None, skipped)
+
+
+def keep_newest(checkpoints: Path, count: int) -> int:
+    """Remove all but the ``count`` newest complete checkpoints, and what is older than they; the oldest step left.
+
+    What is newer and not complete stays: it is skipped, and says what happened.
+    """
+    numbered = sorted((int(path.name[5:]), path) for path in checkpoints.glob("step-*") if path.name[5:].isdecimal())
+    kept: list[int] = []
+    for step, folder in reversed(numbered):
+        if len(kept) == count:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        with contextlib.suppress(CheckpointError):
+            read_marker(folder)
+            kept.append(step)
+    return min(kept, default=0)
 
 
 def read_marker(folder: Path) -> Marker:

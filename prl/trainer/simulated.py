@@ -236,8 +236,10 @@ class SimulatedTrainer:
 
 
 def _save(folder: Path, saved: _Saved) -> None:
-    """The one file of this checkpoint, complete or not there."""
-    (checkpoint.begin(folder) / _FILE).write_bytes(msgspec.msgpack.encode(saved))
+    """Complete or not there; the controller's state is where every trainer puts it."""
+    partial = checkpoint.begin(folder)
+    (partial / _FILE).write_bytes(msgspec.msgpack.encode(saved))
+    (partial / checkpoint.STATE).write_bytes(msgspec.msgpack.encode(saved.state))
     checkpoint.commit(folder, step=saved.step, num_ranks=1)
 
 

@@ -13,10 +13,19 @@ def test_a_builtin_is_its_folder_in_the_package() -> None:
     assert (folder / "config.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["builtin:tiny-maths", "builtin:mathe", "builtin:", "builtin:x"])
-def test_an_unknown_builtin_names_the_closest(name: str) -> None:
-    """A misspelt built-in is refused with the one that was probably meant."""
-    with pytest.raises(ConfigError, match="did you mean 'builtin:tiny-math'") as caught:
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("builtin:tiny-maths", "builtin:tiny-math'"),
+        ("builtin:mathe", "builtin:tiny-math'"),
+        ("builtin:remainder", "builtin:tiny-remainder'"),
+        ("builtin:", "builtin:tiny-"),
+        ("builtin:x", "builtin:tiny-"),
+    ],
+)
+def test_an_unknown_builtin_names_the_closest(name: str, meant: str) -> None:
+    """A misspelt built-in is refused with the one that was probably meant, or with any where nothing is near."""
+    with pytest.raises(ConfigError, match=f"did you mean '{meant}") as caught:
         resolve_model(name)
     assert repr(name) in str(caught.value)
 

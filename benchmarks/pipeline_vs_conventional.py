@@ -1,0 +1,332 @@
+"""Generating while training against taking turns, at equal staleness of the data.
+
+    python benchmarks/pipeline_vs_conventional.py [--quick] --out FILE.json
+
+Same model, data, loss, batch and learning rate (the best of a sweep for G = 1) on ``benchmarks/long_tail.toml``. The
+conventional side takes G optimiser steps a round, both cores generating, then both training. The pipeline runs with a
+bound on the lag and without one (``max_lag`` absent), then for several numbers of streams in the engines, once sharing
+both cores and once split, engines on one core and trainer on the other.
+
+Headline: samples per second of the pipeline over those of the conventional mode at equal mean ESS, both interpolated
+along the best that each side reaches at that ESS or a higher one; the median over the ESS that both sides reach
+(target: at least 1.3). The same at equal largest lag stands beside it, and what the paper's throughput model predicts
+for each run from decode and training steps that were measured alone (``stages.py``, ``throughput_model.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import harness
+import msgspec
+import numpy as np
+import throughput_model as model
+from kept_engines import KeptEngines, Layout, with_tables
+from stages import decode_seconds, recorded_batches, train_seconds
+
+from prl import Config, StepReport, load_config, parts
+from prl.types import Batch
+
+CONFIG = Path(__file__).parent / "long_tail.toml"
+SHARED = Layout("shared", num_engines=2, num_ranks=2)
+SPLIT = Layout("split", num_engines=1, num_ranks=1, engine_cores=(0,), trainer_cores=(1,))
+MOST_STREAMS = 256
+"""Per engine; where a side may have as many as it wants."""
+LEARNING_RATES = (5e-5, 1e-4, 2e-4, 4e-4)
+MIN_SKIPPED_STEPS = 6
+TARGET = 1.3
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of one curve."""
+
+    layout: Layout = SHARED
+    max_lag: int | None = None
+    streams: int | None = None
+    """In all engines together, where ``max_lag`` is absent."""
+    steps_per_round: int | None = None
+    """G of the conventional mode."""
+
+    @property
+    def name(self) -> str:
+        """As the tables show it."""
+        if self.steps_per_round is not None:
+            return f"conventional, G = {self.steps_per_round}"
+        what = f"max_lag = {self.max_lag}" if self.max_lag is not None else f"max_lag absent, {self.streams} streams"
+        return f"{self.layout.name}, {what}"
+
+    def applied(self, config: Config) -> Config:
+        """The configuration of this point."""
+        each = MOST_STREAMS if self.streams is None else self.streams // self.layout.num_engines
+        engine = {"count": self.layout.num_engines, "max_num_seqs": each}
+        if self.steps_per_round is not None:
+            pipeline = {"mode": "conventional", "max_lag": None, "steps_per_round": self.steps_per_round}
+        else:
+            pipeline = {"mode": "pipeline", "max_lag": self.max_lag}
+        return with_tables(config, engine=engine, pipeline=pipeline, trainer={"num_ranks": self.layout.num_ranks})
+
+    def skipped(self, num_steps: int) -> int:
+        """Steps at the start that are not counted: a few, or whole rounds of them while one is left to count."""
+        rounds = self.steps_per_round or 1
+        return min(-(-MIN_SKIPPED_STEPS // rounds) * rounds, num_steps - rounds)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    num_repeats: int
+    num_steps: int
+    sweep_steps: int
+    sizes: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    settings: list[Setting]
+
+
+def full_plan() -> Plan:
+    """Every point that the target speaks of."""
+    conventional = [Setting(steps_per_round=rounds) for rounds in (1, 2, 4, 8, 16, 32)]
+    bounded = [Setting(max_lag=lag) for lag in (1, 2, 4, 8)]
+    free = [Setting(streams=streams) for streams in (32, 64, 128, 256)]
+    split = [Setting(layout=SPLIT, max_lag=4), *(Setting(layout=SPLIT, streams=count) for count in (64, 128))]
+    return Plan(
+        num_repeats=3,
+        num_steps=64,
+        sweep_steps=40,
+        sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+        learning_rates=LEARNING_RATES,
+        settings=[*conventional, *bounded, *free, *split],
+    )
+
+
+def quick_plan() -> Plan:
+    """Enough points to interpolate, once, sharing only, at the learning rate of the configuration."""
+    conventional = [Setting(steps_per_round=rounds) for rounds in (1, 4, 8)]
+    return Plan(
+        num_repeats=1,
+        num_steps=24,
+        sweep_steps=0,
+        sizes=(1, 8, 64),
+        learning_rates=(),
+        settings=[*conventional, Setting(max_lag=4), *(Setting(streams=count) for count in (64, 128))],
+    )
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+async def measure_all(plan: Plan) -> dict[str, Any]:
+    """The sweep, the stages alone, and every setting as often as it is repeated, layout by layout."""
+    config = with_tables(load_config(CONFIG), run={"samples_every": 0}, eval={"num_samples": 0})
+    runs: dict[Setting, list[dict[str, Any]]] = {setting: [] for setting in plan.settings}
+    stages: dict[str, Any] = {}
+    sweep: list[dict[str, Any]] = []
+    costs: dict[str, model.Costs] = {}
+    lengths: list[list[int]] = []
+    prompt_tokens = 0.0
+    for layout in dict.fromkeys(setting.layout for setting in plan.settings):
+        async with KeptEngines(config, layout, MOST_STREAMS) as engines:
+            if plan.learning_rates and not sweep:
+                sweep = await _sweep(engines, config, plan)
+                best = max(sweep, key=lambda row: row["reward_last"])
+                config = with_tables(config, trainer={"learning_rate": best["learning_rate"]})
+            stages[layout.name], costs[layout.name], batches = await _alone(engines, layout, config, plan.sizes)
+            if not lengths:
+                lengths, prompt_tokens = _lengths(batches, config.pipeline.group_size)
+            for repeat in range(plan.num_repeats):
+                for setting in (each for each in plan.settings if each.layout == layout):
+                    seeded = msgspec.structs.replace(setting.applied(config), seed=repeat)
+                    reports = await engines.run(seeded, plan.num_steps)
+                    runs[setting].append(_summary(reports, setting.skipped(plan.num_steps)))
+                    print(f"{setting.name:40} {runs[setting][-1]['samples_per_s']:8.1f} samples/s", flush=True)
+    rows = []
+    for setting, results in runs.items():
+        schedule = _schedule(setting, setting.applied(config))
+        predicted = model.play(costs[setting.layout.name], schedule, lengths, prompt_tokens)
+        rows.append(_row(setting, results, predicted))
+    return {
+        "learning_rate": config.trainer.learning_rate,
+        "sweep": sweep,
+        "stages": stages,
+        "rows": rows,
+        "curves": [{"setting": setting.name, "runs": [run["curve"] for run in got]} for setting, got in runs.items()],
+    }
+
+
+async def _sweep(engines: KeptEngines, config: Config, plan: Plan) -> list[dict[str, Any]]:
+    """G = 1 at each learning rate; the best has the highest mean reward over the last quarter of the steps."""
+    rows = []
+    for rate in plan.learning_rates:
+        setting = Setting(steps_per_round=1)
+        given = with_tables(setting.applied(config), trainer={"learning_rate": rate})
+        rewards = [report.reward_mean for report in await engines.run(given, plan.sweep_steps)]
+        quarter = len(rewards) // 4
+        rows.append(
+            {
+                "learning_rate": rate,
+                "reward_first": statistics.fmean(rewards[:quarter]),
+                "reward_last": statistics.fmean(rewards[-quarter:]),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+async def _alone(
+    engines: KeptEngines, layout: Layout, config: Config, sizes: Sequence[int]
+) -> tuple[dict[str, Any], model.Costs, list[Batch]]:
+    """The costs of both stages, each alone, and of what lies between two training steps of a run."""
+    given = Setting(layout=layout, streams=MOST_STREAMS // 2).applied(config)
+    with recorded_batches() as batches:
+        reports = await engines.run(given, 16)
+    decode = await decode_seconds(engines, given, sizes)
+    training = await train_seconds(given, layout, batches)
+    pause_s = statistics.median(report.pause_s for report in reports)
+    between_s = statistics.median(
+        report.time_s * (1 - report.trainer_busy) - report.wait_batch_s for report in reports[2:]
+    )
+    costs = model.Costs(
+        decode_s=decode,
+        train_fixed_s=training["fixed_s"] + max(0.0, between_s - pause_s),
+        train_token_s=training["token_s"],
+        pause_s=pause_s,
+        num_engines=layout.num_engines,
+        num_ranks=layout.num_ranks,
+        shared=layout.engine_cores is None,
+    )
+    tokens_per_s = {size: size * layout.num_engines / seconds for size, seconds in decode.items()}
+    found = {"decode_s": decode, "generation_tokens_per_s": tokens_per_s, "training": training}
+    return {**found, "pause_s": pause_s, "between_steps_s": between_s}, costs, batches
+
+
+def _lengths(batches: Sequence[Batch], group_size: int) -> tuple[list[list[int]], float]:
+    """Sampled tokens of each completion, by group, and the mean length of a prompt."""
+    samples = [sample for batch in batches for sample in batch.samples]
+    sampled = [sum(sample.loss_mask) for sample in samples]
+    prompts = [len(sample.loss_mask) - sum(sample.loss_mask) for sample in samples]
+    groups = [sampled[start : start + group_size] for start in range(0, len(sampled), group_size)]
+    return groups, statistics.fmean(prompts)
+
+
+def _summary(reports: list[StepReport], skipped: int) -> dict[str, Any]:
+    """The figures of one run, its first steps left out of the rates."""
+    counted = reports[skipped:]
+    seconds = sum(report.time_s for report in counted)
+    times = np.cumsum([report.time_s for report in reports])
+    samples = np.cumsum([report.samples for report in reports])
+    return {
+        "samples_per_s": sum(report.samples for report in counted) / seconds,
+        "ess": statistics.fmean(report.ess for report in counted),
+        "lag_mean": statistics.fmean(report.lag_mean for report in counted),
+        "lag_max": max(report.lag_max for report in counted),
+        "reward_last": statistics.fmean(report.reward_mean for report in reports[-len(reports) // 4 :]),
+        "trainer_busy": statistics.fmean(report.trainer_busy for report in counted),
+        "engine_busy": statistics.fmean(report.engine_busy for report in counted),
+        "wait_batch_s": statistics.fmean(report.wait_batch_s for report in counted),
+        "pause_s": statistics.fmean(report.pause_s for report in counted),
+        "length_mean": statistics.fmean(report.length_mean for report in counted),
+        "curve": {
+            "seconds": [round(float(value), 2) for value in times],
+            "samples": [int(value) for value in samples],
+            "reward": [round(report.reward_mean, 4) for report in reports],
+        },
+    }
+
+
+def _schedule(setting: Setting, config: Config) -> model.Schedule:
+    """What the model plays for a setting."""
+    pipeline = config.pipeline
+    buffer = parts.make_buffer(config)
+    return model.Schedule(
+        groups_per_step=pipeline.groups_per_step,
+        group_size=pipeline.group_size,
+        num_slots=buffer.num_slots,
+        in_order=setting.streams is None,
+        steps_per_round=parts.make_pacing(config).steps_per_round,
+        max_streams=config.engine.count * config.engine.max_num_seqs,
+    )
+
+
+def _row(setting: Setting, results: list[dict[str, Any]], predicted: dict[str, Any]) -> dict[str, Any]:
+    rate = harness.spread([result["samples_per_s"] for result in results])
+    names = ("ess", "lag_mean", "lag_max", "reward_last", "trainer_busy", "engine_busy", "pause_s")
+    figures = {name: statistics.median(result[name] for result in results) for name in names}
+    return {
+        "setting": setting.name,
+        "samples_per_s": rate,
+        **figures,
+        "predicted_samples_per_s": predicted["samples_per_s"],
+        "predicted_over_measured": predicted["samples_per_s"] / rate["median"],
+    }
+
+
+# ---- comparing -------------------------------------------------------------------------------------------------------
+
+
+def best_at(points: Sequence[tuple[float, float]], wanted: float) -> float | None:
+    """The best rate along a curve of (staleness, rate) at ``wanted`` or less; None where the curve does not reach.
+
+    Between two neighbouring points the rate is interpolated linearly.
+    """
+    curve: list[tuple[float, float]] = []
+    for staleness, rate in sorted(points):
+        if not curve or rate > curve[-1][1]:
+            curve.append((staleness, rate))
+    if not curve or wanted < curve[0][0]:
+        return None
+    return float(np.interp(wanted, [point[0] for point in curve], [point[1] for point in curve]))
+
+
+def compared(
+    pipeline: Sequence[tuple[float, float]], conventional: Sequence[tuple[float, float]], levels: int = 9
+) -> list[dict[str, float]]:
+    """The ratio of both curves at evenly spaced staleness that both reach."""
+    low = max(min(points)[0] for points in (pipeline, conventional))
+    high = min(max(points)[0] for points in (pipeline, conventional))
+    rows = []
+    for wanted in np.linspace(low, high, levels).tolist() if high > low else []:
+        ours, theirs = best_at(pipeline, wanted), best_at(conventional, wanted)
+        if ours is not None and theirs is not None:
+            rows.append({"at": wanted, "pipeline": ours, "conventional": theirs, "ratio": ours / theirs})
+    return rows
+
+
+def compare(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The ratios at equal ESS and at equal largest lag, and how well the model predicted."""
+    sides: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
+    for row in rows:
+        sides[row["setting"].startswith("conventional")].append(row)
+
+    def points(side: list[dict[str, Any]], what: str) -> list[tuple[float, float]]:
+        staleness = [1 - row["ess"] if what == "ess" else float(row["lag_max"]) for row in side]
+        return list(zip(staleness, (row["samples_per_s"]["median"] for row in side), strict=True))
+
+    by_ess = compared(points(sides[False], "ess"), points(sides[True], "ess"))
+    by_lag = compared(points(sides[False], "lag"), points(sides[True], "lag"))
+    at_equal_ess = [{"ess": 1 - row.pop("at"), **row} for row in by_ess]
+    at_equal_lag = [{"lag_max": row.pop("at"), **row} for row in by_lag]
+    headline = statistics.median(row["ratio"] for row in at_equal_ess) if at_equal_ess else 0.0
+    misses = [abs(row["predicted_over_measured"] - 1) for row in rows]
+    return {
+        "headline": round(headline, 3),
+        "target": f"at least {TARGET} at equal mean ESS",
+        "target_met": headline >= TARGET,
+        "ratio_at_equal_largest_lag": round(statistics.median([row["ratio"] for row in at_equal_lag] or [0.0]), 3),
+        "largest_miss_of_the_model": round(max(misses), 3),
+        "median_miss_of_the_model": round(statistics.median(misses), 3),
+        "at_equal_ess": at_equal_ess,
+        "at_equal_largest_lag": at_equal_lag,
+    }
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Everything, one process after another."""
+    found = asyncio.run(measure_all(quick_plan() if quick else full_plan()))
+    return {**compare(found["rows"]), **found}
+
+
+if __name__ == "__main__":
+    harness.main(__doc__, measure, tables=["rows", "at_equal_ess", "at_equal_largest_lag"])

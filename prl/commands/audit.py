@@ -1,0 +1,65 @@
+"""``prl audit``: where every prompt of a run is, from its journal."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from prl.commands.arguments import FAILED, OK
+
+HELP = "account for every prompt of a run"
+ABOUT = """\
+Read the journal of a run, under way or ended, and say where every prompt is: trained, dropped and why, or still open.
+No prompt may be lost, and none may be trained twice."""
+EXAMPLES = """\
+examples:
+  prl audit runs/math
+  prl audit runs/math --json        the same as one JSON object
+
+exit codes:
+  0 every prompt is accounted for   1 some are lost or were trained twice   2 there is no journal"""
+_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What ``prl audit`` takes."""
+    parser.add_argument("run", metavar="RUN", help="a run folder, such as runs/math")
+    parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the accounts; the exit code."""
+    import msgspec  # noqa: PLC0415 - --help stays quick
+
+    from prl import journal  # noqa: PLC0415 - the same
+    from prl.errors import ConfigError, JournalError  # noqa: PLC0415 - the same
+
+    try:
+        history = journal.read(Path(arguments.run) / "journal")
+    except JournalError as error:
+        raise ConfigError(f"{error}: name the folder of a run, such as runs/math") from None
+    accounts = history.ledger.accounts()
+    if arguments.json:
+        print(msgspec.json.encode({**msgspec.to_builtins(accounts), "damage": history.damage}).decode())  # noqa: T201
+    else:
+        left = sum(accounts.left.values())
+        rows = [
+            ("prompts admitted", accounts.admitted),
+            ("  trained", accounts.trained),
+            ("  dropped", left),
+            *((f"    {reason}", count) for reason, count in sorted(accounts.left.items())),
+            ("  scored, not trained yet", accounts.scored),
+            ("  running", accounts.running),
+            ("  lost", len(accounts.lost)),
+            ("trained twice", len(accounts.trained_twice)),
+            ("steps", accounts.steps),
+        ]
+        for name, count in rows:
+            print(f"{name:28}{count:>10,}")  # noqa: T201
+        for what, ids in (("lost", accounts.lost), ("trained twice", accounts.trained_twice)):
+            if ids:
+                more = f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else ""
+                print(f"{what}: {', '.join(map(str, ids[:_SHOWN]))}{more}")  # noqa: T201
+        for line in history.damage:
+            print(f"note: {line}")  # noqa: T201
+    return FAILED if accounts.lost or accounts.trained_twice else OK

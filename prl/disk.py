@@ -1,0 +1,107 @@
+"""Writing to a disk that may be full, read-only or slow: nothing is left half written, and the run waits for it.
+
+Invariants:
+
+- ``append`` leaves a file as it was when it fails, so a line or a record is there whole or not at all.
+- A fault that people can mend (no space, no quota, read-only, an input/output error) is said once and tried again until
+  ``timeout_s`` has passed; meanwhile ``Disk.blocked`` says what is wrong, and ``ready`` holds up whoever would make
+  more to write. Any other fault is raised at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from prl.errors import DiskError
+from prl.log import get_logger
+
+RETRY_S = 1.0
+CANCEL_GRACE_S = 10.0
+"""How long a cancellation waits for a write under way: what half of it became is unknown otherwise."""
+_MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+T = TypeVar("T")
+log = get_logger(__name__)
+
+
+def append(path: Path, data: bytes, *, sync: bool = False) -> None:
+    """Append ``data`` to a file, whole or not at all; with ``sync``, it is on the disk on return. Blocking."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+            if sync:
+                os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Do ``work`` in a thread; a cancellation is raised only after it ended, unless it takes very long to."""
+    under_way = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        return await asyncio.shield(under_way)
+    except asyncio.CancelledError:
+        await asyncio.wait([under_way], timeout=CANCEL_GRACE_S)
+        raise
+
+
+class Disk:
+    """The disk of one run folder, as its writers see it."""
+
+    def __init__(self, folder: Path, timeout_s: float) -> None:
+        self._folder, self._timeout_s = folder, timeout_s
+        self.blocked: str | None = None
+        """What is wrong, while a write waits for it to be mended."""
+        self._free = asyncio.Event()
+        self._free.set()
+
+    async def ready(self) -> None:
+        """Wait until no write waits."""
+        await self._free.wait()
+
+    async def write(self, what: str, work: Callable[[], T]) -> T:
+        """Do ``work`` in a thread, again and again while the disk does not take it.
+
+        Raises:
+            DiskError: the disk did not take it for ``run.disk_timeout_s``.
+            OSError: the fault is none that waiting can mend.
+        """
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while True:
+            try:
+                result = await _in_thread(work)
+            except OSError as error:
+                if error.errno not in _MENDABLE:
+                    raise
+                self._block(what, error)
+                if clock() - began >= self._timeout_s:
+                    limit = f"run.disk_timeout_s = {self._timeout_s:g} s"
+                    raise DiskError(
+                        f"{self.blocked}; it was not mended within {limit}. "
+                        "Make room and continue with --resume: nothing is lost"
+                    ) from error
+                await asyncio.sleep(RETRY_S)
+                continue
+            if self.blocked is not None:
+                log.warning("the disk takes writes again: generation goes on", seconds=round(clock() - began, 1))
+                self.blocked = None
+                self._free.set()
+            return result
+
+    def _block(self, what: str, error: OSError) -> None:
+        if self.blocked is None:
+            self._free.clear()
+            self.blocked = f"{what} cannot be written to {self._folder}: {error.strerror}"
+            log.warning("the disk takes no writes: generation is paused until it does", why=self.blocked)

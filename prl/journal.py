@@ -1,0 +1,252 @@
+"""The ledger on the disk: records appended as things happen, so that a run that was killed goes on where it was.
+
+    journal/step-000000.log   a snapshot of the ledger, then every record until the next segment begins
+    journal/step-000010.log   begun when the checkpoint of step 10 was: what a resume from that checkpoint reads first
+
+Invariants:
+
+- A record is a length, a checksum and msgpack. Reading a segment stops at the first one that is not whole: a torn tail
+  is what a crash leaves, and what lies behind damage cannot be trusted to follow from what is before it.
+- Each start of a run begins a segment, and the snapshot there is what that run went on from, whatever stands before.
+- Records are written in the order they were appended, some at a time, each time with one fsync. ``flush`` returns when
+  everything appended before it is on the disk; a checkpoint is begun after a flush, so the journal is never behind it.
+- A segment is removed only when no checkpoint that is kept needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from prl.disk import Disk, append
+from prl.errors import JournalError
+from prl.failure import FirstFailure, failures_to
+from prl.ledger import AnyRecord, Ledger, Snapshot, Trained
+
+FLUSH_S = 0.25
+"""Records wait at most this long for the disk, so a crash loses at most this much sampling."""
+MAGIC = b"prl journal 1\n"
+HEAD = struct.Struct("!II")
+
+
+class History(NamedTuple):
+    """What a journal says."""
+
+    ledger: Ledger
+    damage: list[str]
+    """What could not be read, for people; a torn tail of the newest segment is what a crash leaves, and is not said."""
+
+
+class Journal:
+    """Writes the journal of one run. ``append`` at any time; ``run`` is a task of the caller's group."""
+
+    def __init__(self, folder: Path, disk: Disk, ledger: Ledger) -> None:
+        """``ledger`` is the state that the first segment begins with: empty, or that of the run that is resumed."""
+        self._folder, self._disk, self.ledger = folder, disk, ledger
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=repr)
+        self._pending: list[AnyRecord] = []
+        self._segment: Path | None = None
+        self._writing = asyncio.Lock()
+        self._wake = asyncio.Event()
+
+    def append(self, record: AnyRecord) -> None:
+        """Count a record, and write it soon."""
+        self.ledger.append(record)
+        self._pending.append(record)
+        self._wake.set()
+
+    async def ready(self) -> None:
+        """Wait while the disk takes nothing: what is not admitted needs no writing."""
+        await self._disk.ready()
+
+    async def run(self, failure: FirstFailure) -> None:
+        """Write what was appended, until cancelled, then what is left. A disk that takes nothing is the failure."""
+        try:
+            await failure.guard("journal", self._write_on())
+        finally:
+            with failures_to(failure.set, "the end of the journal"):
+                await self.flush()
+
+    async def _write_on(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(FLUSH_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is on the disk."""
+        async with self._writing:
+            await self._write_pending()
+
+    async def begin_segment(self) -> None:
+        """Begin the segment of the ledger's step: what is appended from here on goes into it.
+
+        A segment of that name, or of a later step, belongs to a history that was given up: the first is replaced by the
+        snapshot of what was read from it, the others are put aside.
+        """
+        async with self._writing:
+            snapshot, target = self.ledger.snapshot(), segment_file(self._folder, self.ledger.step)
+            await self._write_pending()  # all of it is in the snapshot too, and the segment before ends with it
+            if target == self._segment:
+                return
+            data = await asyncio.to_thread(self._encode, snapshot)
+            await self._disk.write("the journal", lambda: _create(target, data))
+            self._segment = target
+            for number, path in segments(self._folder):
+                if number > self.ledger.step:
+                    await asyncio.to_thread(path.rename, path.with_suffix(".abandoned"))
+
+    async def _write_pending(self) -> None:
+        self._wake.clear()
+        segment, records = self._segment, self._pending
+        if segment is None or not records:
+            return
+        self._pending, writing = [], _Append(segment)
+        try:
+            data = await asyncio.to_thread(self._encode, records)
+            await self._disk.write("the journal", lambda: writing(data))
+        except BaseException:
+            if not writing.may_be_done:  # twice in the journal is worse than not at all, which a crash does too
+                self._pending = records + self._pending
+            raise
+
+    async def forget_before(self, step: int) -> None:
+        """Remove the segments that a resume from the checkpoint of ``step``, or from a later one, does not read."""
+        needed = _first_needed(segments(self._folder), step)
+        for number, path in segments(self._folder):
+            if number < needed:
+                await asyncio.to_thread(path.unlink, missing_ok=True)
+
+    def _encode(self, records: Sequence[AnyRecord]) -> bytes:
+        out = bytearray()
+        for record in records:
+            body = self._encoder.encode(record)
+            out += HEAD.pack(len(body), zlib.crc32(body)) + body
+        return bytes(out)
+
+
+class _Append:
+    """Appends to a segment in a thread, and knows whether it may have happened where the waiting was cancelled."""
+
+    def __init__(self, segment: Path) -> None:
+        self._segment, self.may_be_done = segment, False
+
+    def __call__(self, data: bytes) -> None:
+        self.may_be_done = True
+        try:
+            append(self._segment, data, sync=True)
+        except OSError:
+            self.may_be_done = False
+            raise
+
+
+def segment_file(folder: Path, step: int) -> Path:
+    """Where the segment that began after ``step`` steps lies."""
+    return folder / f"step-{step:06d}.log"
+
+
+def segments(folder: Path) -> list[tuple[int, Path]]:
+    """The segments of a journal, oldest first."""
+    names = [(path.stem[5:], path) for path in folder.glob("step-*.log")]
+    return sorted((int(number), path) for number, path in names if number.isdecimal())
+
+
+def read(folder: Path, *, resume_from: int | None = None, until: int | None = None) -> History:
+    """Read a journal back. Blocking.
+
+    Args:
+        folder: the run folder's ``journal``.
+        resume_from: the step of the checkpoint that the run goes on from: the groups of the steps from there on are
+            kept in ``ledger.batches``. None reads everything there is and keeps none.
+        until: stop where more than this many steps are done.
+
+    Raises:
+        JournalError: there is no journal, it does not reach back to that step, or groups to train again are missing.
+    """
+    found = segments(folder)
+    if not found:
+        raise JournalError(f"{folder} holds no journal")
+    if resume_from is not None:
+        if found[0][0] > resume_from:
+            raise JournalError(f"{folder} begins after step {found[0][0]}, the checkpoint after step {resume_from}")
+        found = [(number, path) for number, path in found if number >= _first_needed(found, resume_from)]
+    ledger, damage = Ledger(keep_from=resume_from), list[str]()
+    for position, (_, path) in enumerate(found):
+        is_newest = position == len(found) - 1
+        for record in _records(path, damage, is_newest=is_newest):
+            if until is not None and _is_beyond(record, until):
+                return History(ledger, damage)
+            ledger.append(record)
+    first = ledger.step if resume_from is None else resume_from
+    missing = [step for step in range(first, ledger.step) if step not in ledger.batches]
+    if missing:
+        raise JournalError(f"{folder} has lost the groups of steps {missing[0] + 1} to {missing[-1] + 1}")
+    return History(ledger, damage)
+
+
+def _is_beyond(record: AnyRecord, until: int) -> bool:
+    """Whether more than ``until`` steps are done with this record."""
+    match record:
+        case Trained(step=step):
+            return step >= until
+        case Snapshot(step=step):
+            return step > until
+    return False
+
+
+def _first_needed(found: list[tuple[int, Path]], step: int) -> int:
+    """The newest segment that began no later than the checkpoint of ``step``."""
+    return max((number for number, _ in found if number <= step), default=0)
+
+
+def _records(path: Path, damage: list[str], *, is_newest: bool) -> Iterator[AnyRecord]:
+    """The whole records of one segment, in order, a snapshot only with all its parts; ``damage`` says what follows."""
+    decoder = msgspec.msgpack.Decoder(AnyRecord)
+    data = path.read_bytes()
+    at, snapshot, num_open = len(MAGIC), list[AnyRecord](), 0
+    if not data.startswith(MAGIC):
+        damage.append(f"{path} is no segment of a journal")
+        return
+    while at < len(data):
+        length, checksum = HEAD.unpack_from(data, at) if at + HEAD.size <= len(data) else (0, 0)
+        body = data[at + HEAD.size : at + HEAD.size + length]
+        if length == 0 or len(body) < length:  # what a crash leaves, in a segment that was the newest then
+            if not is_newest:
+                damage.append(f"{path} is torn after {at} of {len(data)} bytes")
+            return
+        if zlib.crc32(body) != checksum:
+            damage.append(f"{path} is damaged after {at} of {len(data)} bytes: what follows there is left out")
+            return
+        record = decoder.decode(body)
+        at += HEAD.size + length
+        if isinstance(record, Snapshot):
+            num_open = record.num_open
+            snapshot = [record]
+        elif snapshot:
+            snapshot.append(record)
+        else:
+            yield record
+        if snapshot and len(snapshot) > num_open:
+            yield from snapshot
+            snapshot = []
+
+
+def _create(target: Path, data: bytes) -> None:
+    """Write a new segment aside and give it its name, on the disk on return."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_suffix(".part")
+    draft.unlink(missing_ok=True)
+    append(draft, MAGIC + data, sync=True)
+    draft.replace(target)
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,106 @@
+"""Writing to a disk that is full or read-only."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from prl.disk import Disk, append
+from prl.errors import DiskError
+from tests.virtual import in_virtual_time
+
+
+def full(_: object = None, __: object = None) -> int:
+    """What a write says when there is no space."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_failed_append_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field notes G, half-written: a disk that fills up in the middle of a line takes none of it."""
+    file = tmp_path / "lines"
+    append(file, b"one\n")
+    calls, write = [], os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        calls.append(len(data))
+        return write(descriptor, data[:2]) if len(calls) == 1 else full()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", half)
+        with pytest.raises(OSError, match="No space"):
+            append(file, b"second\n")
+    assert calls == [7, 5]
+    assert file.read_bytes() == b"one\n"
+    append(file, b"third\n", sync=True)
+    assert file.read_bytes() == b"one\nthird\n"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
+def test_a_write_waits_until_the_disk_takes_it(tmp_path: Path, code: int) -> None:
+    """While the disk takes nothing, ``ready`` holds up whoever would make more; then the write is done, once."""
+
+    @in_virtual_time
+    async def main() -> None:
+        disk, tries = Disk(tmp_path, timeout_s=100), list[str | None]()
+
+        def work() -> str:
+            tries.append(disk.blocked)
+            if len(tries) < 4:
+                raise OSError(code, "mend me")
+            return "written"
+
+        async def admit() -> float:
+            await asyncio.sleep(0.5)
+            await disk.ready()
+            return asyncio.get_running_loop().time()
+
+        async with asyncio.TaskGroup() as group:
+            admitted = group.create_task(admit())
+            assert await disk.write("the journal", work) == "written"
+        assert admitted.result() >= 3.0
+        assert tries[0] is None
+        assert tries[1:] == [f"the journal cannot be written to {tmp_path}: mend me"] * 3
+        assert disk.blocked is None
+
+    main()
+
+
+@in_virtual_time
+async def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path) -> None:
+    """The message says what, where, why, for how long, and what to do."""
+    with pytest.raises(DiskError) as raised:
+        await Disk(tmp_path, timeout_s=5).write("metrics.jsonl", full)
+    for part in ("metrics.jsonl", str(tmp_path), "No space left", "run.disk_timeout_s = 5 s", "--resume"):
+        assert part in str(raised.value)
+
+
+@in_virtual_time
+async def test_a_fault_that_waiting_cannot_mend_is_raised(tmp_path: Path) -> None:
+    """A folder that is gone is an error at once."""
+    with pytest.raises(FileNotFoundError):
+        await Disk(tmp_path, timeout_s=5).write("x", lambda: append(tmp_path / "none" / "x", b"1"))
+
+
+async def test_a_cancelled_write_is_over_when_the_cancellation_is(tmp_path: Path) -> None:
+    """A slow disk: whoever cancels knows afterwards that nothing is written behind their back."""
+    disk, begun, go_on, done = Disk(tmp_path, timeout_s=5), asyncio.Event(), threading.Event(), list[bool]()
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(10)
+        done.append(True)
+
+    async with asyncio.TaskGroup() as group:
+        write = group.create_task(disk.write("x", work))
+        await begun.wait()
+        write.cancel()
+        loop.call_later(0.05, go_on.set)
+        await asyncio.wait([write])
+        assert write.cancelled()
+    assert done == [True]
