@@ -79,6 +79,8 @@ class Link:
         self._connected, self._ended = asyncio.Event(), asyncio.Event()
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._ids = itertools.count()
+        self._verdict: str | None = None
+        """Why it is being killed: that is how it ends, however its connection does."""
         self.reason: str | None = None
         """Why the link has ended; None while it has not."""
 
@@ -158,9 +160,10 @@ class Link:
         return self.reason
 
     async def kill(self, reason: str) -> None:
-        """End a host that does not move."""
-        self._end(f"{reason}; last lines of {self._log}:\n{tail(self._log)}")
+        """End a host that does not move; it is gone when its streams hear of it."""
+        self._verdict = self._verdict or f"{reason}; last lines of {self._log}:\n{tail(self._log)}"
         await self._stop(grace_s=0)
+        self._end(self._verdict)
 
     async def close(self) -> None:
         """End the host, if it still runs. Idempotent."""
@@ -201,7 +204,8 @@ class Link:
                 await self._take_next(channel)
         except (WireClosedError, WireError, TimeoutError) as error:
             if self._channel is channel:
-                self._end(await self._how_it_ended(error))
+                how = await self._how_it_ended(error)
+                self._end(self._verdict or how)
         finally:
             channel.close()
 

@@ -39,7 +39,9 @@ def main() -> None:
 
     def execute_and_count(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = execute(self, *args, **kwargs)
-        (folder / NUM_REQUESTS).write_text(str(len(self.model_runner.requests)))
+        written = folder / f"{NUM_REQUESTS}-{os.getpid()}"
+        written.write_text(str(len(self.model_runner.requests)))
+        written.rename(folder / NUM_REQUESTS)  # whole, whenever it is read
         return output
 
     async def pause_and_tell(self: Any, *args: Any, **kwargs: Any) -> None:
