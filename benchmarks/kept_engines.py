@@ -65,6 +65,11 @@ class Kept:
         """As the engine does."""
         await self._engine.connect(group, rank_offset)
 
+    async def stage(self, update: WeightUpdate) -> bool:
+        """As the engine does."""
+        staged: bool = await self._engine.stage(update)
+        return staged
+
     async def pause(self) -> None:
         """As the engine does."""
         await self._engine.pause()

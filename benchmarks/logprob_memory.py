@@ -3,10 +3,11 @@
     python benchmarks/logprob_memory.py [--quick] --out FILE.json
 
 One micro-batch of 4,096 tokens, a vocabulary of 150,000, a Llama of one layer and hidden 512 with tied embeddings, one
-rank, float32. ``pieces`` is what the trainer runs: ``Policy`` and ``Loss``, forward and backward, the entropy included.
-``whole`` is the least that does without pieces: the model's own logits, ``log_softmax``, ``gather``, the same loss, no
-entropy. Each in a fresh process, after a backward pass over a short micro-batch, so that weights and gradients are
-there already and are not counted; the peak is the kernel's high-water mark of resident memory above that.
+rank, float32. ``pieces`` is what the trainer runs: ``Policy`` (with FSDP) and ``Loss``, forward and backward, the
+entropy included. ``whole`` is the least that does without pieces: transformers' model and its logits, ``log_softmax``,
+``gather``, the same loss, no FSDP, no entropy. Each in a fresh process, after a backward pass over a short micro-batch,
+so that weights and gradients are there already and are not counted; the peak is the kernel's high-water mark of
+resident memory above that.
 
 Headline: peak of ``pieces`` over peak of ``whole``, medians. Target: at most a quarter, and less than the logits of the
 micro-batch alone would take, which is what "never holds the logits of a whole micro-batch" comes to. ``--quick``: 2,048
@@ -56,6 +57,7 @@ def one(kind: str, num_tokens: int, folder: str, answer: Any) -> None:
     warnings.simplefilter("ignore")
     import torch  # noqa: PLC0415 -- only in the children: theirs is the memory that is measured
     import torch.distributed as dist  # noqa: PLC0415 -- the same
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 -- the same
 
     from prl.config import Config  # noqa: PLC0415 -- the same
     from prl.trainer.loss import Loss  # noqa: PLC0415 -- the same
@@ -65,18 +67,22 @@ def one(kind: str, num_tokens: int, folder: str, answer: Any) -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    policy, loss = load_policy(folder, device, torch.float32), Loss(Config(model=folder))
+    loss, pieces = Loss(Config(model=folder)), kind == "pieces"
+    model: Any = (
+        load_policy(folder, device, torch.float32)
+        if pieces
+        else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    )
 
     def run(some: list[Any]) -> None:
         batch = pack(some, device)
-        if kind == "pieces":
-            logprobs_N, entropy_N = policy(batch, 1.0)
+        if pieces:
+            logprobs_N, entropy_N = model(batch, 1.0)
         else:
-            logits = policy.lm(
-                input_ids=batch.token_ids_RL, position_ids=batch.positions_RL, use_cache=False
-            ).logits.flatten(0, 1)
-            logprobs_N = torch.log_softmax(logits[batch.at_N], -1).gather(1, batch.targets_N[:, None])[:, 0]
-            del logits
+            rows = {"input_ids": batch.token_ids_RL, "position_ids": batch.positions_RL, "use_cache": False}
+            logprobs_RLV = torch.log_softmax(model(**rows).logits[:, :-1], -1)
+            logprobs_N = logprobs_RLV.gather(-1, batch.token_ids_RL[:, 1:, None]).flatten()
+            del logprobs_RLV
             entropy_N = torch.zeros_like(logprobs_N)
         loss(logprobs_N, entropy_N, batch, num_sequences=len(some))[0].backward()
 

@@ -130,6 +130,11 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """Tokens packed into one forward pass of one rank. A longer single sequence gets a micro-batch of its own."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    max_restarts: NonNegative = 3
+    """Times that a trainer whose rank died or hung is started again, in one run: from the newest checkpoint, and the
+    steps after it again from the journal. The engines go on meanwhile."""
+    heartbeat_timeout_s: PositiveFloat = 30.0
+    """A rank that gave no sign of life for this long hangs: it is killed."""
     max_skipped_steps: Positive = 5
     """Consecutive steps with a non-finite loss or gradient that end the run."""
     start_timeout_s: PositiveFloat = 300.0

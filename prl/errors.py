@@ -7,7 +7,8 @@
     +-- MissingExtraError    an optional package is not installed; names the extra
     +-- EngineError          an engine refused or failed a request
     |   +-- EngineDeadError  an engine's process is gone; carries its last log lines
-    +-- TrainerError         a trainer rank failed, died or broke the protocol; carries its last log lines
+    +-- TrainerError         a trainer rank failed, or broke the protocol; carries its last log lines
+    |   +-- TrainerDeadError a rank is gone, or hangs: what a restart may mend
     +-- WeightSyncError      a weight push failed; names the side that failed
     +-- RewardError          rewards failed too often, or a user's reward raised a bug
     +-- CheckpointError      a checkpoint could not be written or read
@@ -54,7 +55,11 @@ class EngineDeadError(EngineError):
 
 
 class TrainerError(PrlError):
-    """A trainer rank failed, died or broke the protocol."""
+    """A trainer rank failed, or broke the protocol."""
+
+
+class TrainerDeadError(TrainerError):
+    """A trainer rank is gone or hangs."""
 
 
 class WeightSyncError(PrlError):

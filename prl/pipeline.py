@@ -21,7 +21,7 @@ from typing import Any, Self
 
 import msgspec
 
-from prl import parts
+from prl import journal, parts
 from prl.check import cross_check
 from prl.config import Config
 from prl.controller import Controller, Step
@@ -31,6 +31,7 @@ from prl.errors import PrlError
 from prl.evaluate import Evaluation, evaluate
 from prl.failure import FirstFailure, SideError, failures_to, raise_as_it_was, running, together
 from prl.journal import Journal
+from prl.ledger import group_of
 from prl.log import Console, configure, get_logger
 from prl.metrics import StepReport
 from prl.models import resolve_model
@@ -44,7 +45,8 @@ from prl.settings import to_toml
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
-from prl.trainer.base import TrainerReady
+from prl.trainer.base import Trainer, TrainerReady
+from prl.trainer.kept import KeptTrainer
 
 LOOPBACK = "127.0.0.1"
 PROBE_TOKENS = 64
@@ -153,18 +155,42 @@ class Pipeline:
         transport = await asyncio.to_thread(parts.transport_of, config)
         engines = parts.make_engines(config, self._model, self.run_dir, transport)
         self._pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
-        self._trainer = parts.make_trainer(config, self._model, self.run_dir, resume)
+        self._trainer = KeptTrainer(
+            lambda checkpoint: parts.make_trainer(config, self._model, self.run_dir, checkpoint),
+            resume,
+            newest_checkpoint=lambda: checkpoint.latest(self.run_dir / "checkpoints").folder,
+            replay=self._replay,
+            max_restarts=config.trainer.max_restarts,
+        )
         self._stack.push_async_callback(self._close_processes)
         self._on_stage(f"starting {parts.describe(config)}")
         opened = await self._both("start", self._trainer.open, self._pool.open)
-        self._on_stage("joining engines and trainer")
-        group = self._pool.weight_group(
-            transport=transport, address=LOOPBACK, port=free_port(LOOPBACK), timeout_s=config.weights.timeout_s
-        )
-        await self._both("join", lambda: self._trainer.connect(group), lambda: self._pool.connect(group))
         ready: TrainerReady = opened["trainer"]
         self._transport, self._manifest = transport, ready.manifest
+        self._on_stage("joining engines and trainer")
+        await self._join()
         return ready
+
+    async def _join(self) -> None:
+        """Bring engines and trainer together in a new weight group, where the trainer is in none."""
+        if not self._trainer.apart:
+            return
+        group = self._pool.weight_group(
+            transport=self._transport,
+            address=LOOPBACK,
+            port=free_port(LOOPBACK),
+            timeout_s=self.config.weights.timeout_s,
+        )
+        await self._both("join", lambda: self._trainer.connect(group), lambda: self._pool.connect(group))
+
+    async def _replay(self, trainer: Trainer, first: int) -> None:
+        """Do the steps from ``first`` on again that the journal says were done."""
+        await self._journal.flush()
+        ledger, _ = await asyncio.to_thread(journal.read, self.run_dir / "journal", resume_from=first)
+        make_batch = parts.batch_maker(self.config)
+        for step in range(first, ledger.step):
+            groups = [group_of(entry, self._tokenizer.decode) for entry in ledger.batches[step]]
+            await trainer.train(await make_batch(step, groups))
 
     async def _both(
         self, what: str, trainer: Callable[[], Awaitable[Any]], engines: Callable[[], Awaitable[Any]]
@@ -203,6 +229,8 @@ class Pipeline:
             tolerance=parts.tolerance_of(config),
             timeout_s=config.weights.timeout_s,
             verify_every=config.weights.verify_every,
+            join=self._join,
+            mend=self._trainer.revive_if_dead,
         )
         return Controller(
             source=self._source,
@@ -232,6 +260,11 @@ class Pipeline:
     def step_number(self) -> int:
         """Completed optimiser steps, those before a resume included."""
         return self._entered.step_number
+
+    @property
+    def trainer_restarts(self) -> int:
+        """Times that the trainer died and was started again since the pipeline was entered."""
+        return self._trainer.num_restarts
 
     @property
     def _entered(self) -> Controller:

@@ -4,8 +4,7 @@ Invariants:
 
 - All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the run ends. Engines that
   may not all serve the new version are not resumed.
-- Engines that can receive beside generation do, and stand still only while what has arrived is put in place. The others
-  receive while they stand still: pause, publish || load, resume.
+        return PushReport(version=version, verify_gap=verify_gap, **times)
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
 - Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
   trainer's. A transfer that reports success and moved nothing does not pass. The engines go on before the proof, so
@@ -18,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from prl.errors import WeightSyncError
-from prl.failure import SideError, together
+from prl.failure import SideError, raise_as_it_was, together
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
 
@@ -51,6 +51,15 @@ class Receivers(Protocol):
     async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
         """Log-probabilities of the tokens after the first, by engine name."""
         ...
+
+
+async def _nothing() -> None:
+    """All sides stay where they are."""
+
+
+async def _not_mended() -> bool:
+    """What failed stays failed."""
+    return False
 
 
 class PushReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +90,11 @@ class WeightSync:
         tolerance: float,
         timeout_s: float,
         verify_every: int,
+        join: Callable[[], Awaitable[None]] = _nothing,
+        mend: Callable[[], Awaitable[bool]] = _not_mended,
     ) -> None:
+        """``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again."""
+        self._join, self._mend = join, mend
         self._trainer, self._engines = trainer, engines
         self._transport, self._manifest = transport, manifest
         self._probe = probe if len(probe) > 1 else probe * 2  # a log-probability needs a token before its own
@@ -97,6 +110,21 @@ class WeightSync:
         if self._under_way is not None:
             raise WeightSyncError(f"{self._under_way} was interrupted, so the engines' weights are unknown; restart")
         self._under_way = f"the update to version {version}"
+        while True:
+            try:
+                await self._join()
+                report = await self._attempt(version)
+                break
+            except WeightSyncError as error:
+                failed = error
+            if not await self._mend():
+                raise_as_it_was(failed)
+        self._under_way = None
+        self.version = version
+        self._num_pushes += 1
+        return report
+
+    async def _attempt(self, version: int) -> PushReport:
         pending: dict[str, str] = {}
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -109,9 +137,6 @@ class WeightSync:
             raise WeightSyncError(
                 f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}"
             ) from None
-        self._under_way = None
-        self.version = version
-        self._num_pushes += 1
         return PushReport(version=version, verify_gap=verify_gap, **times)
 
     async def _swap(self, version: int, pending: dict[str, str]) -> dict[str, float]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import threading
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -100,18 +101,20 @@ class Channel(Generic[M]):
 
 
 class BlockingChannel(Generic[M]):
-    """One side of a conversation in a process without an event loop."""
+    """One side of a conversation in a process without an event loop. Several threads may send, one receives."""
 
     def __init__(self, sock: socket.socket, receives: Any) -> None:
         self._socket = sock
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(receives)
         self._encoder = msgspec.msgpack.Encoder()
+        self._sending = threading.Lock()
 
     def send(self, message: Any) -> None:
         """Write one message."""
         frame = _frame(self._encoder, message)
         try:
-            self._socket.sendall(frame)
+            with self._sending:
+                self._socket.sendall(frame)
         except OSError as error:
             raise WireClosedError(str(error)) from error
 

@@ -61,6 +61,15 @@ class Job:
                 self.descendants()
         pytest.fail(f"no line with {text!r}:\n{''.join(self.output)}")
 
+    def wait_for_step(self, step: int, seconds: float = START_S) -> None:
+        """Wait until so many steps are in the metrics."""
+        deadline, path = time.monotonic() + seconds, self.run_dir / "metrics.jsonl"
+        while not path.exists() or path.read_bytes().count(b"\n") < step:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                pytest.fail(f"step {step} was not reached:\n{''.join(self.output)}")
+            self.descendants()
+            time.sleep(0.1)
+
     def descendants(self) -> list[psutil.Process]:
         """The processes below this one now; remembered, to see later that each has ended."""
         try:
@@ -131,8 +140,8 @@ def test_a_bug_in_a_reward(tmp_path: Path, started: list[Job]) -> None:
     ids=["engine core", "trainer rank"],
 )
 def test_a_killed_process(tmp_path: Path, started: list[Job], victim: str, says: str) -> None:
-    """A dead child is noticed: SIGKILL ends the run with that role's name, and nothing else is left."""
-    job = Job(tmp_path)
+    """A dead child is noticed: where nothing is started again, SIGKILL ends the run with that role's name."""
+    job = Job(tmp_path, "trainer.max_restarts=0")
     started.append(job)
     job.wait_for("step 1/")
     rank = [p for p in job.descendants() if victim in p.name() or victim in " ".join(p.cmdline())][-1]
@@ -141,6 +150,29 @@ def test_a_killed_process(tmp_path: Path, started: list[Job], victim: str, says:
     verdict = job.said[job.said.index("prl: the run failed:") :]
     assert says in verdict.splitlines()[0]
     assert "Traceback" not in job.said
+
+
+@pytest.mark.timeout(400)
+def test_a_trainer_that_dies_or_hangs_is_started_again(tmp_path: Path, started: list[Job]) -> None:
+    """SIGKILL of a rank, then SIGSTOP: each time the run goes on behind the step it had reached, engines untouched."""
+    job = Job(tmp_path, "trainer.heartbeat_timeout_s=10", "run.checkpoint_every=2", "run.num_steps=24")
+    started.append(job)
+    job.wait_for_step(3)
+    core = job.find("VLLM::EngineCore")
+    for rank, blow, seen in ((1, signal.SIGKILL, 8), (0, signal.SIGSTOP, 16)):
+        commands = [(process, " ".join(process.cmdline())) for process in job.descendants()]
+        ranks = [p for p, words in commands if words.endswith("-m prl.trainer.worker") and "torch.dist" not in words]
+        ranks[rank].send_signal(blow)
+        job.wait_for("the trainer is started again", 30)
+        job.wait_for_step(seen)
+    assert core.is_running()
+    job.wait_for("ending the processes")
+    assert job.end() == 0
+    metrics = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(1, 25))
+    assert max(line["lag_max"] for line in metrics) == 1
+    audit = subprocess.run([sys.executable, "-m", "prl", "audit", str(job.run_dir)], check=False, timeout=60)
+    assert audit.returncode == 0
 
 
 @pytest.mark.timeout(240)

@@ -3,7 +3,7 @@
 Invariants:
 
 - A rank speaks first and once: ``Hello``, answered by ``Setup`` or ``Refused``. From then on the controller speaks and
-  the rank answers each command with exactly one reply.
+  the rank answers each command with exactly one reply; ``Beat`` may stand between any two messages of a rank.
 - Every rank gets the same kind of command at the same point, so that the collectives inside it stay in step. Only the
   micro-batches of ``Train`` differ from rank to rank, and their number never does.
 - ``Failed`` may stand for any reply. A rank that sent it waits to be stopped: leaving first would take its peers down
@@ -20,6 +20,8 @@ from prl.config import Config
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.types import Sample, WeightGroup, WeightUpdate
 
+BEAT_S = 5.0
+
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of every message; the tag is the class's name."""
@@ -33,6 +35,10 @@ class Hello(_Message, frozen=True, kw_only=True):
     pid: int
     token: str
     """The run's secret: proof that this rank was started for this run."""
+
+
+class Beat(_Message, frozen=True, kw_only=True):
+    """A sign of life, every ``BEAT_S`` from the greeting on, whatever the rank is doing. Nothing answers it."""
 
 
 class Ready(_Message, frozen=True, kw_only=True):
@@ -128,4 +134,4 @@ class Shutdown(_Message, frozen=True, kw_only=True):
 Command = Connect | Train | Publish | Score | Save | Export
 FromController = Setup | Refused | Command | Shutdown
 Reply = Ready | Trained | Scored | Done | Failed
-FromRank = Hello | Reply
+FromRank = Hello | Beat | Reply

@@ -8,6 +8,7 @@ Invariants:
   peers soon fail or are ended by torchrun, so the *first* end is the cause that is reported.
 - A rank that failed in a command is told apart from one that died. After either, the rest get ``SETTLE_S`` to say what
   they know, so that a dead rank is named rather than the peer that noticed.
+- A rank that gives no sign of life is dropped like one that died, while a command waits for it or not.
 - Failures travel as values; no task group here closes on an exception of a child.
 """
 
@@ -17,6 +18,7 @@ import asyncio
 import hmac
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from prl.errors import ConfigError
@@ -25,6 +27,8 @@ from prl.trainer import protocol
 from prl.wire import Channel, WireClosedError, WireError
 
 GREETING_TIMEOUT_S = 10.0
+WATCH_S = 1.0
+"""How often the ranks' signs of life are looked at."""
 SETTLE_S = 0.5
 
 _log = get_logger(__name__)
@@ -35,12 +39,13 @@ class RankFailure(NamedTuple):
 
     rank: int
     failed: protocol.Failed | None
-    """What it said; None: it died."""
+    """What it said; None: it died, or hangs."""
 
 
 class _Connection(NamedTuple):
     pid: int
     channel: Channel[protocol.FromRank]
+    stream: _Stream
 
 
 class Ranks:
@@ -54,6 +59,8 @@ class Ranks:
         self._refusal: str | None = None
         self.ends: list[int] = []
         """Ranks whose connection ended, in that order."""
+        self.hung: set[int] = set()
+        """Ranks of ``ends`` that were there and gave no sign of life."""
         self.any_ended = asyncio.Event()
         self.all_ended = asyncio.Event()
 
@@ -114,6 +121,23 @@ class Ranks:
             except WireClosedError:
                 continue
 
+    async def watch(self, timeout_s: float) -> None:
+        """Wait until a rank has ended. One that says nothing for ``timeout_s`` is dropped and counts as ended."""
+        clock = asyncio.get_running_loop().time
+        while not self.any_ended.is_set():
+            looked_at = clock()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_S):
+                    await self.any_ended.wait()
+            if clock() - looked_at > 2 * WATCH_S:  # this process slept, and cannot tell who else did
+                for connection in self._connections.values():
+                    connection.stream.heard_at = clock()
+            for rank, connection in self._connections.items():
+                if clock() - connection.stream.heard_at > timeout_s and rank not in self.ends:
+                    self.hung.add(rank)
+                    self._end(rank)
+                    connection.channel.close()
+
     def close(self) -> None:
         """Drop every connection, which ends ranks that are still there."""
         self._stop_listening()
@@ -125,7 +149,8 @@ class Ranks:
         channel = self._connections[rank].channel
         try:
             await channel.send(command)
-            reply = await channel.receive()
+            while isinstance(reply := await channel.receive(), protocol.Beat):
+                pass
         except WireClosedError:
             return None
         except WireError as error:
@@ -193,7 +218,7 @@ class Ranks:
         return self._refusal
 
     def _welcome(self, hello: protocol.Hello, channel: Channel[protocol.FromRank], stream: _Stream) -> None:
-        self._connections[hello.rank] = _Connection(hello.pid, channel)
+        self._connections[hello.rank] = _Connection(hello.pid, channel, stream)
         stream.call_at_end(lambda: self._end(hello.rank))
         if not self.missing():
             self._gathered.set()
@@ -216,6 +241,7 @@ class _Stream(asyncio.StreamReaderProtocol):
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(reader)
+        self.heard_at = asyncio.get_running_loop().time()
         self._ended = False
         self._at_end: Callable[[], None] | None = None
 
@@ -223,6 +249,10 @@ class _Stream(asyncio.StreamReaderProtocol):
         self._at_end = at_end
         if self._ended:
             at_end()
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_at = asyncio.get_running_loop().time()
+        super().data_received(data)
 
     def eof_received(self) -> bool | None:
         self._tell()

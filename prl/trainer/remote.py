@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from prl.config import Config
-from prl.errors import TrainerError, WeightSyncError
+from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.log import get_logger
 from prl.process import Child, tail
 from prl.trainer import launch, protocol
@@ -126,8 +126,8 @@ class FsdpTrainer:
         await self._ask(f"export {folder}", protocol.Done, self._to_all(protocol.Export(folder=_path(folder))))
 
     async def failed(self) -> str:
-        """Wait until a rank is dead, then return which, why, and its last log lines."""
-        await self._ranks.any_ended.wait()
+        """Wait until a rank is dead or hangs, then return which, why, and its last log lines."""
+        await self._ranks.watch(self._config.trainer.heartbeat_timeout_s)
         return await self._describe(RankFailure(self._ranks.ends[0], None), self._under_way or "no command")
 
     def statistics(self) -> dict[str, float]:
@@ -210,7 +210,8 @@ class FsdpTrainer:
                 f"the trainer did not finish {what!r} within {key} = {timeout_s:g} s{self._last_lines()}"
             ) from None
         if isinstance(outcome, RankFailure):
-            raise TrainerError(await self._describe(outcome, self._under_way))
+            error = TrainerDeadError if outcome.failed is None else TrainerError
+            raise error(await self._describe(outcome, self._under_way))
         if kind is not protocol.Ready:
             self._totals["busy_s"] += time.monotonic() - started
         replies = [reply for reply in outcome if isinstance(reply, kind)]
@@ -238,6 +239,9 @@ class FsdpTrainer:
         if failure.failed is not None:
             details = f"\n{failure.failed.traceback}" if failure.failed.traceback else ""
             return f"{name} failed {when}: {failure.failed.error}{details}"
+        if failure.rank in self._ranks.hung:
+            limit = f"trainer.heartbeat_timeout_s = {self._config.trainer.heartbeat_timeout_s:g} s"
+            return f"{name} hangs {when}: no sign of life for {limit}{self._last_lines(failure.rank)}"
         how = None
         if self._child is not None:
             with contextlib.suppress(TimeoutError):  # torchrun writes how the rank ended, and ends

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from prl.errors import CheckpointError, TrainerError
+from prl.errors import CheckpointError, TrainerDeadError, TrainerError
 from prl.simulation import CHECKPOINT, MANIFEST, CallFault, CallFaults, Meeting, learn, sequence_logprobs
 from prl.trainer import checkpoint
 from prl.trainer.base import TrainerReady, TrainReport
@@ -194,7 +194,7 @@ class SimulatedTrainer:
 
     def _check_alive(self) -> None:
         if self._death is not None:
-            raise TrainerError(self._death)
+            raise TrainerDeadError(self._death)
 
     def _die(self, reason: str) -> None:
         if self._death is None:

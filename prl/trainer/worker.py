@@ -60,6 +60,7 @@ def main() -> int:
         channel.send(protocol.Hello(rank=rank, world_size=world_size, pid=os.getpid(), token=token))
         first = channel.receive()
         if isinstance(first, protocol.Setup):
+            threading.Thread(target=_beat, args=(channel,), name="prl-heartbeat", daemon=True).start()
             return _serve(channel, first)
         print(f"the controller refused rank {rank}: {getattr(first, 'reason', first)}", file=sys.stderr)  # noqa: T201 -- the log
     return 1
@@ -132,6 +133,14 @@ def _failed(error: Exception) -> protocol.Failed:
     last_frames = traceback.format_exception(error, limit=-_NUM_FRAMES, chain=False)
     text = "" if isinstance(error, PrlError) else "".join(last_frames)
     return protocol.Failed(error=f"{type(error).__name__}: {error}", traceback=text)
+
+
+def _beat(channel: BlockingChannel[protocol.FromController]) -> None:
+    """Show that this process runs; one that is stopped, or swapped out for ever, does not."""
+    with contextlib.suppress(ConnectionError):  # the controller is gone, and this process is about to be
+        while True:
+            time.sleep(protocol.BEAT_S)
+            channel.send(protocol.Beat())
 
 
 def _leave_at_end_of(connection: socket.socket) -> None:

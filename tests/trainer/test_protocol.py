@@ -27,6 +27,7 @@ REPORT = TrainReport(
 )
 MESSAGES = [
     protocol.Hello(rank=0, world_size=2, pid=7, token="t"),
+    protocol.Beat(),
     protocol.Ready(ready=TrainerReady(step=0, manifest=[SPEC], state={"a": [1]}, num_parameters=6, memory_bytes=1)),
     protocol.Trained(report=REPORT),
     protocol.Scored(logprobs=[-1.0]),

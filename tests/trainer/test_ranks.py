@@ -179,6 +179,36 @@ async def test_an_end_is_seen_while_nobody_reads(ranks: Ranks, connect: Connect)
     assert await ranks.ask([SETUP] * 2) == RankFailure(1, None)
 
 
+async def test_a_rank_that_gives_no_sign_of_life_is_dropped(
+    ranks: Ranks, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process keeps its connection: silence for too long counts as its end, also for a command that waits."""
+    monkeypatch.setattr("prl.trainer.ranks.WATCH_S", 0.02)
+    _, one = await _both(ranks, connect)
+
+    async def beat() -> None:
+        while True:
+            await one.channel.send(protocol.Beat())
+            await asyncio.sleep(0.02)
+
+    async with asyncio.TaskGroup() as group:
+        beats = group.create_task(beat())
+        asked = group.create_task(ranks.ask([SETUP] * 2))
+        await ranks.watch(0.4)
+        assert await asked == RankFailure(0, None)
+        beats.cancel()
+    assert (ranks.ends[0], ranks.hung) == (0, {0})
+
+
+async def test_signs_of_life_are_no_replies(ranks: Ranks, connect: Connect) -> None:
+    """Beats before a reply are passed over."""
+    zero, one = await _both(ranks, connect)
+    for rank in (zero, one):
+        for message in (protocol.Beat(), protocol.Beat(), protocol.Done()):
+            await rank.channel.send(message)
+    assert await ranks.ask([protocol.Score(token_ids=[0])] * 2) == [protocol.Done()] * 2
+
+
 async def test_shutting_down_tells_those_that_are_left(ranks: Ranks, connect: Connect) -> None:
     """A rank that is gone does not keep the others from being told."""
     zero, one = await _both(ranks, connect)

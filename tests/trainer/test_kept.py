@@ -1,0 +1,109 @@
+"""Trainers that die and are started again, under the whole pipeline in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+import prl
+from prl import journal, parts, virtual_time
+from prl.config import Config, PipelineConfig, RunConfig, TrainerConfig
+from prl.errors import TrainerDeadError, TrainerError
+from prl.simulation import CallFault
+from prl.trainer.simulated import SimulatedTrainer, TrainerScript
+from tests.test_pipeline import lines, simulated, take_steps
+
+NUM_STEPS = 8
+
+
+def config_of(max_lag: int, checkpoint_every: int = 3, max_restarts: int = 100) -> Config:
+    """A short seeded run without evaluations."""
+    config = simulated(
+        run=RunConfig(num_steps=NUM_STEPS, checkpoint_every=checkpoint_every),
+        pipeline=PipelineConfig(max_lag=max_lag, groups_per_step=2, group_size=2),
+        trainer=TrainerConfig(kind="simulated", max_restarts=max_restarts),
+    )
+    sampling = msgspec.structs.replace(config.sampling, seeded=True)
+    return msgspec.structs.replace(config, eval=msgspec.structs.replace(config.eval, num_samples=0), sampling=sampling)
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> list[TrainerScript]:
+    """What happens to each trainer that is made, in turn; nothing to those after them."""
+    left: list[TrainerScript] = []
+
+    def make(_: Config, __: str, ___: Path, resume: Path | None) -> SimulatedTrainer:
+        return SimulatedTrainer(publish_s=0.3, resume_from=resume, script=left.pop(0) if left else TrainerScript())
+
+    monkeypatch.setattr(parts, "make_trainer", make)
+    return left
+
+
+async def whole(run: Path, config: Config) -> bytes:
+    """Run to the end; the weights it ended with."""
+    async with prl.Pipeline(config, run_dir=run) as pipeline:
+        await take_steps(pipeline, NUM_STEPS)
+    return (run / "export" / "simulated-weights.txt").read_bytes()
+
+
+def deaths(seed: int) -> list[TrainerScript]:
+    """Trainers that die at random times, between and in the middle of whatever they do."""
+    random = Random(seed)
+    return [TrainerScript(die_at_s=random.uniform(0.5, 4.0)) for _ in range(random.randrange(1, 4))]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_run_whose_trainer_dies_learns_the_same(tmp_path: Path, scripts: list[TrainerScript], seed: int) -> None:
+    """Dead at any moment, it is started again and the run ends with the weights of an undisturbed one."""
+    config = config_of(max_lag=0, checkpoint_every=seed % 4)
+    undisturbed = virtual_time.run(whole(tmp_path / "undisturbed", config))
+    scripts += deaths(seed)
+    assert virtual_time.run(whole(tmp_path / "disturbed", config)) == undisturbed
+    assert [line["step"] for line in lines(tmp_path / "disturbed" / "metrics.jsonl")] == list(range(1, NUM_STEPS + 1))
+    accounts = journal.read(tmp_path / "disturbed" / "journal").ledger.accounts()
+    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+    events = [json.loads(line) for line in (tmp_path / "disturbed" / "events.jsonl").read_text().splitlines()]
+    assert any(event["event"] == "the trainer is started again" for event in events)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_lag_bound_holds_over_restarts(tmp_path: Path, scripts: list[TrainerScript], seed: int) -> None:
+    """Engines go on while the trainer is started again, and no token gets older than the bound."""
+    scripts += deaths(100 + seed)
+    virtual_time.run(whole(tmp_path / "run", config_of(max_lag=2)))
+    assert max(line["lag_max"] for line in lines(tmp_path / "run" / "metrics.jsonl")) <= 2
+
+
+def test_one_death_too_many_ends_the_run(tmp_path: Path, scripts: list[TrainerScript]) -> None:
+    """After ``trainer.max_restarts`` the next death is the run's failure, as it was."""
+    scripts += [TrainerScript(die_at_s=3.0)] * 3
+    with pytest.raises(TrainerError, match="died"):
+        virtual_time.run(whole(tmp_path / "run", config_of(max_lag=1, max_restarts=2)))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_bug_in_the_trainer_is_not_a_death(tmp_path: Path, scripts: list[TrainerScript]) -> None:
+    """What a rank reports of itself would come back: it ends the run at once."""
+    scripts.append(TrainerScript(calls=(CallFault(call="train", nth=2, kind="raise"),)))
+    with pytest.raises(TrainerError) as raised:
+        virtual_time.run(whole(tmp_path / "run", config_of(max_lag=1)))
+    assert not isinstance(raised.value, TrainerDeadError)
+
+
+def test_the_death_of_an_idle_trainer_is_mended_at_once(tmp_path: Path, scripts: list[TrainerScript]) -> None:
+    """While the run waits for a batch the watch starts the trainer again, without waiting for the next command."""
+    scripts.append(TrainerScript(die_at_s=1.0))
+
+    async def main() -> dict[str, Any]:
+        async with prl.Pipeline(config_of(max_lag=1), run_dir=tmp_path / "run") as pipeline:
+            while pipeline.trainer_restarts == 0:  # noqa: ASYNC110 -- in virtual time
+                await asyncio.sleep(0.1)
+            return {"step": pipeline.step_number}
+
+    assert virtual_time.run(main()) == {"step": 0}
