@@ -3,7 +3,8 @@
 Invariants:
 
 - At most ``max_num_seqs`` streams are with vLLM; the others wait here, in order. One request is handed over at a time,
-  none while the engine stands still, each salted with the version that will serve it.
+  none while the engine stands still. Each is salted with the number of the load whose weights will serve it: versions
+  do not tell weights apart once a trainer was started again.
 - Commands are taken in the order they came; calls are answered one after the other.
 - A request that has sampled nothing when a load completes is aborted and submitted again, so that neither its prompt's
   KV nor the salt of its prefix cache is of an older version.
@@ -80,7 +81,7 @@ class Host:
         self._waiting: deque[Stream] = deque()
         self._calls: asyncio.Queue[Call] = asyncio.Queue()
         self._submitting = asyncio.Lock()
-        self._version = 0
+        self._num_loads = 0
         self._paused = False
         self._update_open = False
 
@@ -148,7 +149,7 @@ class Host:
 
     def _prompt(self, token_ids: list[int]) -> dict[str, Any]:
         """Rendered input, as vLLM calls it: it is taken as it is, without a detour through a thread."""
-        return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._version)}
+        return {"type": "token", "prompt_token_ids": token_ids, "cache_salt": str(self._num_loads)}
 
     async def _score(self, token_ids: list[int]) -> list[float]:
         if self._paused:
@@ -225,7 +226,7 @@ class Host:
         await self._update(update, stage=False)
         await self._llm.finish_weight_update(str(update.version))
         self._update_open = False
-        self._version = update.version
+        self._num_loads += 1
         await self._outputs_taken()
         async with self._submitting:
             for stream in reversed([stream for stream in self._outputs.streams() if not stream.sampled]):
