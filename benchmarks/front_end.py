@@ -8,8 +8,8 @@ is not decoded (``decode_us_per_token`` says what that would add). Three measure
 - ``vllm``: one real engine (``AsyncLLM`` in its host process) on the built-in model. It cannot sample as fast as the
   controller can take, so the figure is tokens per *CPU second* of the controller's process, every thread of it; beside
   it what the host and the core spend on a token.
-- ``replay``: no model. A host process sends what a host would. As fast as it is taken, the rate is one of wall time: what
-  one core takes from the socket to the completion, late chunks of a stream coming as one. With a message every
+- ``replay``: no model. A host process sends what a host would. As fast as it is taken, the rate is one of wall time:
+  what one core takes from socket to completion, late chunks of a stream coming as one. With a message every
   ``PACE_S``, each stream is woken for each, and the rate is one of the controller's CPU, as with a real engine.
 - ``simulated``: the engine of ``prl simulate``, which shares the controller's core, in virtual time: wall time again,
   the engine's own sampling included.
