@@ -151,7 +151,7 @@ async def test_stop_tokens(setup: Setup) -> None:
 
 @module_loop
 async def test_chunks_follow_the_stream_interval(setup: Setup) -> None:
-    """A lone stream's tokens come stream_interval at a time, or more where they were late; only the last has a finish."""
+    """A lone stream gets stream_interval tokens at a time, more where they were late; only its last chunk ends it."""
     chunks = []
     async with closing_stream(setup.engine, PROMPT, decoding(max_tokens=10)) as stream:
         async for chunk in stream:
