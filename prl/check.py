@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 from prl import settings
 from prl.check_algorithm import check_algorithm
+from prl.check_evaluation import check_evaluation
 from prl.config import Config
 from prl.errors import ConfigError
 from prl.trainer.launch import TOKEN, split_address
@@ -32,6 +33,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_trainer(config),
         *_listen(config, environment),
         *_data(config),
+        *check_evaluation(config),
         *check_algorithm(config),
         *_rewards(config),
     ]
@@ -131,13 +133,11 @@ def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _data(config: Config) -> Iterator[str]:
-    data, held_out = config.data, config.eval
+    data = config.data
     if data.source == "jsonl" and data.path is None:
         yield "data.source = 'jsonl' needs data.path"
     if data.source != "jsonl" and data.path is not None:
         yield f"data.path = {data.path!r} conflicts with data.source = {data.source!r}: set data.source = 'jsonl'"
-    if held_out.num_samples == 0 and held_out.every > 0:
-        yield f"eval.every = {held_out.every} conflicts with eval.num_samples = 0, which evaluates never"
 
 
 def _rewards(config: Config) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """The configuration: one TOML, frozen structs, every constraint in the types.
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
-that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``. The doc of a field is the
-string under it. Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
+that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, that of evaluation in
+``config_eval.py``. The doc of a field is the string under it. Units are in the name; counts start with ``num_``.
+Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
+from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -174,21 +176,6 @@ class DataConfig(Table, frozen=True, kw_only=True):
     """Length of one epoch of the arithmetic source."""
     skip_bad_rows: bool = False
     """Skip and count malformed rows instead of refusing the file."""
-
-
-class EvalConfig(Table, frozen=True, kw_only=True):
-    """``[eval]``: held-out prompts, before the first step, after the last, and every n steps."""
-
-    every: NonNegative = 0
-    """Steps between evaluations; 0 evaluates only before and after."""
-    num_samples: NonNegative = 128
-    """Held-out prompts; 0 evaluates never."""
-    temperature: Annotated[float, Meta(ge=0, le=10)] = 0.0
-    """0 is greedy."""
-    path: str | None = None
-    """Held-out JSONL; absent: arithmetic takes problems that training never sees, JSONL sets its last rows aside."""
-    timeout_s: PositiveFloat = 300.0
-    """Deadline of one evaluation."""
 
 
 class RewardConfig(Table, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@
     pulse     progress counters      time                      time                        loop lag, StallError
 
 Every loop is a task of one group; what fails first is raised from ``step()`` as it was (``failure.py``). How far the
-lag can go is proven in ``buffer.py``. This file knows neither torch nor vLLM.
+lag can go is proven in ``buffer.py``. A push waits, within a bound, for the evaluation of the version before it
+(``before_push``, ``evaluator.py``). This file knows neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -98,10 +99,12 @@ class Controller:
         records: Records,
         first_step: int,
         refill: Refill | None = None,
+        before_push: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._source, self._engines, self._trainer = source, engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
+        self._before_push = before_push
         self._records = records
         self.step_number = first_step
         """Completed optimiser steps."""
@@ -259,6 +262,10 @@ class Controller:
         """Push, then release: a slot is free only when the weights trained on it serve."""
         if self._round:
             return None
+        if self._before_push is not None:
+            waits_since = self._clock()
+            self.meter.evals_incomplete = await self._before_push()
+            self.meter.eval_block_s = self._clock() - waits_since
         pushed = await self._sync.push(self.step_number)
         log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)

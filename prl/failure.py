@@ -169,6 +169,19 @@ async def together(pending: dict[str, str], what: str, **sides: Callable[[], Awa
     return {side: task.result() for side, task in tasks.items()}
 
 
+async def together_as_it_was(what: str, **sides: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+    """Do things side by side: all results by side, or the first failure as it was, the others cancelled."""
+    error: Exception | None = None
+    results: dict[str, Any] = {}
+    try:
+        results = await together({}, what, **sides)
+    except SideError as failed:
+        error = failed.error
+    if error is not None:
+        raise_as_it_was(error)
+    return results
+
+
 @asynccontextmanager
 async def running(loop: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run ``loop`` while the body runs, then cancel it.

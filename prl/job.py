@@ -10,27 +10,19 @@ The second signal is a plain signal handler, not the event loop's, so that it wo
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 import signal
 import sys
-import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
-from types import FrameType
+from contextlib import closing, contextmanager
 
 from prl import log, preflight, summary
 from prl.config import Config
-from prl.errors import ConfigError, MissingExtraError, PrlError
+from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Evaluation
 from prl.panel import Panel, make_console, make_panel, say, show
 from prl.pipeline import Pipeline
-
-OK, FAILED, INTERRUPTED = 0, 1, 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_SHOW_CURSOR = b"\x1b[?25h\n"
+from prl.shell import FAILED, INTERRUPTED, OK, SIGNALS, failure_message, kill_everything, run_to_exit
 
 
 class Job:
@@ -56,18 +48,7 @@ class Job:
 
     def run(self) -> int:
         """Run to an exit code. Raises ConfigError or MissingExtraError, with nothing left running."""
-        loop = _new_event_loop()
-        executor = ThreadPoolExecutor(thread_name_prefix="prl")
-        loop.set_default_executor(executor)
-        asyncio.set_event_loop(loop)
-        try:
-            return loop.run_until_complete(self._main())
-        finally:
-            # A thread that hangs in a reward must not keep the process: whoever owns the process decides (cli.py).
-            executor.shutdown(wait=False, cancel_futures=True)
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            asyncio.set_event_loop(None)
-            loop.close()
+        return run_to_exit(self._main())
 
     async def _main(self) -> int:
         self._starting = asyncio.current_task()
@@ -117,13 +98,9 @@ class Job:
 
     def _failure(self, error: Exception) -> str:
         """One message; above it the traceback where the error is a bug."""
-        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        text = str(error) if isinstance(error, PrlError) else f"{type(error).__name__}: {error}"
-        trace = "" if isinstance(error, PrlError) else "".join(traceback.format_exception(error))
         folder = self._pipeline.run_dir if self._pipeline is not None else None
         where = f"prl: events and logs are in {folder}\n" if folder is not None and folder.exists() else ""
-        return f"{trace}prl: the run failed: {text}\n{where}"
+        return failure_message("the run", error) + where
 
     def _report(self) -> None:
         pipeline = self._pipeline
@@ -137,15 +114,15 @@ class Job:
     @contextmanager
     def _signals(self, panel: Panel) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        before = {number: signal.getsignal(number) for number in SIGNALS}
 
         def first() -> None:
             if self._interrupted:  # several signals came before the loop looked
-                _kill_everything(0, None)
+                kill_everything(0, None)
             self._interrupted = True
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 loop.remove_signal_handler(number)
-                signal.signal(number, _kill_everything)
+                signal.signal(number, kill_everything)
             if self._starting is not None:
                 panel.stage("interrupted: ending what was started")
                 self._starting.cancel()
@@ -153,7 +130,7 @@ class Job:
                 panel.stage("stopping after this step, then saving; once more to end at once")
                 self._stop.set()
 
-        for number in _SIGNALS:
+        for number in SIGNALS:
             loop.add_signal_handler(number, first)
         try:
             yield
@@ -161,36 +138,3 @@ class Job:
             for number, handler in before.items():
                 loop.remove_signal_handler(number)
                 signal.signal(number, handler)
-
-
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # noqa: PLC0415 - not there on every system
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
-
-
-def _kill_everything(_: int, __: FrameType | None) -> None:
-    """SIGKILL to every descendant, then leave without another word: what is stuck may not be waited for."""
-    for pid in _descendants(os.getpid()):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    if os.isatty(1):
-        os.write(1, _SHOW_CURSOR)
-    os._exit(INTERRUPTED)
-
-
-def _descendants(pid: int) -> list[int]:
-    """Children, their children and so on. Empty where there is no /proc: there each child watches its parent."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found, queue = [], [pid]
-    while queue:
-        below = children.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found

@@ -57,6 +57,10 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     pause_s: float
     """The engines stood still this long for the update."""
     publish_s: float
+    eval_block_s: float = 0.0
+    """The push waited this long for the evaluation of the version before."""
+    evals_incomplete: int = 0
+    """Evaluations that ran out of time since the last step."""
     loop_lag_ms: float
     """Longest delay of the event loop's heartbeat during the step."""
     dropped: dict[str, int]
@@ -109,6 +113,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     engine_busy: float
     tokens_generated: int
     loop_lag_ms: float
+    eval_block_s: float = 0.0
+    evals_incomplete: int = 0
 
 
 class Meter:
@@ -122,12 +128,15 @@ class Meter:
         self._clock, self._engines = clock, engines
         self.loop_lag_s = 0.0
         self.wait_batch_s = 0.0
+        self.eval_block_s = 0.0
+        self.evals_incomplete = 0
         self.restart()
 
     def restart(self) -> None:
         """Begin a lap here."""
         self._started_at, (self._tokens, self._busy_s) = self._clock(), self._engines()
-        self.loop_lag_s = self.wait_batch_s = 0.0
+        self.loop_lag_s = self.wait_batch_s = self.eval_block_s = 0.0
+        self.evals_incomplete = 0
 
     def lap(self) -> Timing:
         """End the lap, begin the next, and say where the time went."""
@@ -138,6 +147,8 @@ class Meter:
             engine_busy=min(1.0, (busy_s - self._busy_s) / elapsed_s),
             tokens_generated=tokens - self._tokens,
             loop_lag_ms=1000 * self.loop_lag_s,
+            eval_block_s=self.eval_block_s,
+            evals_incomplete=self.evals_incomplete,
         )
         self.restart()
         return timing
@@ -183,6 +194,8 @@ def step_report(
         wait_batch_s=timing.wait_batch_s,
         pause_s=pushed.pause_s if pushed else 0.0,
         publish_s=pushed.publish_s if pushed else 0.0,
+        eval_block_s=timing.eval_block_s,
+        evals_incomplete=timing.evals_incomplete,
         loop_lag_ms=timing.loop_lag_ms,
         dropped=dropped,
     )

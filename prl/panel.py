@@ -23,7 +23,7 @@ from rich.text import Text
 
 from prl.evaluate import Evaluation
 from prl.metrics import StepReport
-from prl.progress import Progress, duration, percent, sparkline
+from prl.progress import Progress, duration, held_out, num_asked, percent, sparkline
 
 PLAIN_INTERVAL_S = 1.0
 PLAIN_WIDTH = 120
@@ -110,7 +110,7 @@ class PlainLines:
         """Print the result."""
         self._progress.evaluated(evaluation)
         self._catch_up()
-        say(self._console, f"held out: {held_out(self._progress)} ({evaluation.num_samples} prompts)")
+        say(self._console, f"held out: {held_out(self._progress)} ({num_asked(evaluation)})")
 
     def close(self) -> None:
         """Print the last step if it was passed over."""
@@ -139,14 +139,6 @@ def step_line(progress: Progress) -> str:
     if progress.num_dropped:
         parts.append(f"dropped {progress.num_dropped}")
     return " | ".join(parts)
-
-
-def held_out(progress: Progress) -> str:
-    """The first and the latest result on the held-out prompts."""
-    (_, first), (step, latest) = progress.evaluations[0], progress.evaluations[-1]
-    if len(progress.evaluations) == 1:
-        return f"{first.reward_mean:.3f} +- {first.interval:.3f} at step {step}"
-    return f"{first.reward_mean:.3f} before, {latest.reward_mean:.3f} +- {latest.interval:.3f} at step {step}"
 
 
 class _Stage:

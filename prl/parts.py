@@ -6,7 +6,7 @@ import asyncio
 import importlib.util
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -16,12 +16,22 @@ from prl.buffer import Buffer
 from prl.config import Config
 from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
+from prl.engines.pool import EnginePool
 from prl.errors import MissingExtraError
+from prl.evaluate import Asked, Evaluation, evaluate, ks_of
+from prl.evaluator import Evaluate
+from prl.failure import FirstFailure
+from prl.ledger import Sampled
 from prl.memory import gpu_memory
 from prl.refill import Refill
+from prl.rewards.scorer import Scorer
+from prl.rollout import Rollout
 from prl.shaping import shaping_of
+from prl.sync import WeightSync
+from prl.tokenizer import Tokenizer
 from prl.trainer.base import Trainer
-from prl.types import Batch, Group
+from prl.trainer.kept import KeptTrainer
+from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
 """Largest difference of a log-probability between engine and trainer: both in float32, or not."""
@@ -152,9 +162,75 @@ def make_refill(config: Config) -> Refill | None:
     return Refill(rewards_of, (config.advantage.max_refills or 0) * make_pacing(config).steps_per_round)
 
 
-def make_decoding(config: Config, stop_token_ids: list[int], temperature: float) -> Decoding:
-    """How a stream is sampled, for training or (with a temperature of its own) for evaluation."""
-    return Decoding(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_token_ids=stop_token_ids)
+def make_sync(
+    config: Config,
+    trainer: KeptTrainer,
+    engines: EnginePool,
+    *,
+    transport: str,
+    manifest: list[TensorSpec],
+    probe: list[int],
+    join: Callable[[], Awaitable[None]],
+) -> WeightSync:
+    """What pushes weights as ``[weights]`` says, and compares both sides on the tokens of ``probe``."""
+    return WeightSync(
+        trainer,
+        engines,
+        transport=transport,
+        manifest=manifest,
+        probe=probe,
+        tolerance=tolerance_of(config),
+        timeout_s=config.weights.timeout_s,
+        verify_every=config.weights.verify_every,
+        join=join,
+        mend=trainer.revive_if_dead,
+    )
+
+
+def make_rollout(
+    config: Config,
+    engines: EnginePool,
+    scorer: Scorer,
+    tokenizer: Tokenizer,
+    failure: FirstFailure,
+    *,
+    record: Callable[[Sampled], None] = lambda _: None,
+) -> Rollout:
+    """What rolls out prompts on ``engines`` as ``[sampling]`` and ``[pipeline]`` say; ``record`` is told of chunks."""
+    sampling = config.sampling
+    return Rollout(
+        engines,
+        scorer.score,
+        tokenizer.decode,
+        decoding=Decoding(
+            temperature=sampling.temperature, max_tokens=sampling.max_tokens, stop_token_ids=tokenizer.stop_token_ids
+        ),
+        group_size=config.pipeline.group_size,
+        timeout_s=config.pipeline.rollout_timeout_s,
+        failure=failure,
+        seed=config.seed if sampling.seeded else None,
+        record=record,
+    )
+
+
+def make_evaluate(
+    config: Config, prompts: Sequence[Prompt], rollout: Rollout, scorer: Scorer, ends: list[int]
+) -> Evaluate:
+    """What evaluates a version on ``prompts`` as ``[eval]`` says; ``ends`` are the stop tokens."""
+    held_out, max_tokens = config.eval, config.eval.max_tokens or config.sampling.max_tokens
+    asked = Asked(
+        decoding=Decoding(temperature=held_out.temperature, max_tokens=max_tokens, stop_token_ids=ends),
+        num_answers=held_out.num_answers,
+        pass_at=ks_of(held_out),
+        pass_reward=held_out.pass_reward,
+        concurrency=config.engine.count * config.engine.max_num_seqs,
+        seed=config.seed if config.sampling.seeded else None,
+    )
+
+    async def evaluate_version(version: int, on_answer: Callable[[], None]) -> Evaluation:
+        return await evaluate(prompts, rollout.sample, scorer.score, asked=asked, version=version, on_answer=on_answer)
+
+    return evaluate_version
 
 
 def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]]:
@@ -178,9 +254,13 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
 
 def describe(config: Config) -> str:
     """What is started, in a few words, and why this kind of engine."""
+    return f"{describe_engines(config)} and {_count(config.trainer.num_ranks, 'trainer rank')}"
+
+
+def describe_engines(config: Config) -> str:
+    """The engines alone."""
     kind, why = engine_kind(config)
-    engines, ranks = _count(config.engine.count, f"{kind} engine"), _count(config.trainer.num_ranks, "trainer rank")
-    return f"{engines} ({why}) and {ranks}"
+    return f"{_count(config.engine.count, f'{kind} engine')} ({why})"
 
 
 def _count(number: int, what: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -28,8 +28,9 @@ from prl.controller import Controller, Step
 from prl.disk import Disk
 from prl.engines.pool import EnginePool
 from prl.errors import PrlError
-from prl.evaluate import Evaluation, evaluate
-from prl.failure import FirstFailure, SideError, failures_to, raise_as_it_was, running, together
+from prl.evaluate import Evaluation
+from prl.evaluator import Evaluator
+from prl.failure import FirstFailure, failures_to, running, together_as_it_was
 from prl.journal import Journal
 from prl.ledger import group_of
 from prl.log import Console, configure, get_logger
@@ -39,10 +40,8 @@ from prl.process import free_port
 from prl.prompts import PromptSource, open_source
 from prl.recovery import Start, find_start
 from prl.rewards.scorer import Scorer
-from prl.rollout import Rollout
-from prl.run_folder import RunFolder, Summary, Totals, choose
+from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals, choose
 from prl.settings import to_toml
-from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
@@ -52,6 +51,13 @@ LOOPBACK = "127.0.0.1"
 PROBE_TOKENS = 64
 
 log = get_logger(__name__)
+
+
+class Wired(NamedTuple):
+    """What a run consists of once its parts are put together."""
+
+    controller: Controller
+    evaluator: Evaluator
 
 
 class Pipeline:
@@ -83,8 +89,6 @@ class Pipeline:
         self.run_dir = choose(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
         self.summary: Summary | None = None
         """How the run ended; set on leaving."""
-        self.evaluation: Evaluation | None = None
-        """The latest evaluation."""
         self._resume, self._on_stage, self._console = resume, on_stage, console
         self._folder = RunFolder(self.run_dir)
         self._failure = FirstFailure()
@@ -93,7 +97,7 @@ class Pipeline:
         self._loops = AsyncExitStack()
         self._model = resolve_model(config.model)
         self._scorer = Scorer(config.rewards)
-        self._controller: Controller | None = None
+        self._wired: Wired | None = None
         self._eval_after: float | None = None
         self._run_is_open = False
 
@@ -128,17 +132,20 @@ class Pipeline:
         await self._scorer.__aenter__()
         self._stack.push_async_callback(self._close, self._scorer.__aexit__, None, None, None)
         ready = await self._start_processes(start.checkpoint)
-        controller = self._controller = self._wire(ready)
+        controller, evaluator = self._wired = self._wire(ready)
         await self._restore(controller, start)
         self._on_stage("sending the first weights")
         await self._sync.push(controller.step_number)
-        if controller.step_number == 0 and config.eval.num_samples:
+        await self._stack.enter_async_context(evaluator.open())
+        if controller.step_number == 0 and self._held_out:
             self._totals.eval_before = (await self.evaluate()).reward_mean
         self._stack.enter_context(frozen_heap())
         await self._loops.enter_async_context(running(self._journal.run(self._failure)))
         await self._loops.enter_async_context(running(controller.run()))
         controller.meter.restart()
-        log.info("started", step=controller.step_number, run_dir=str(self.run_dir))
+        step = controller.step_number
+        evaluator.resumed(step, is_recorded=await asyncio.to_thread(self._folder.is_evaluated, step))
+        log.info("started", step=step, run_dir=str(self.run_dir))
 
     async def _restore(self, controller: Controller, start: Start) -> None:
         """Do again the steps that the trainer's checkpoint lacks, and go on with the prompts that were under way."""
@@ -164,7 +171,7 @@ class Pipeline:
         )
         self._stack.push_async_callback(self._close_processes)
         self._on_stage(f"starting {parts.describe(config)}")
-        opened = await self._both("start", self._trainer.open, self._pool.open)
+        opened = await together_as_it_was("start", trainer=self._trainer.open, engines=self._pool.open)
         ready: TrainerReady = opened["trainer"]
         self._transport, self._manifest = transport, ready.manifest
         self._on_stage("joining engines and trainer")
@@ -181,7 +188,9 @@ class Pipeline:
             port=free_port(LOOPBACK),
             timeout_s=self.config.weights.timeout_s,
         )
-        await self._both("join", lambda: self._trainer.connect(group), lambda: self._pool.connect(group))
+        await together_as_it_was(
+            "join", trainer=lambda: self._trainer.connect(group), engines=lambda: self._pool.connect(group)
+        )
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
         """Do the steps from ``first`` on again that the journal says were done."""
@@ -192,51 +201,30 @@ class Pipeline:
             groups = [group_of(entry, self._tokenizer.decode) for entry in ledger.batches[step]]
             await trainer.train(await make_batch(step, groups))
 
-    async def _both(
-        self, what: str, trainer: Callable[[], Awaitable[Any]], engines: Callable[[], Awaitable[Any]]
-    ) -> dict[str, Any]:
-        """Trainer and engines side by side; the first failure as it was."""
-        error: Exception | None = None
-        results: dict[str, Any] = {}
-        try:
-            results = await together({}, what, trainer=trainer, engines=engines)
-        except SideError as failed:
-            error = failed.error
-        if error is not None:
-            raise_as_it_was(error)
-        return results
-
-    def _wire(self, ready: TrainerReady) -> Controller:
+    def _wire(self, ready: TrainerReady) -> Wired:
         """Put the parts together."""
-        config = self.config
-        self._rollout = Rollout(
-            self._pool,
-            self._scorer.score,
-            self._tokenizer.decode,
-            decoding=parts.make_decoding(config, self._tokenizer.stop_token_ids, config.sampling.temperature),
-            group_size=config.pipeline.group_size,
-            timeout_s=config.pipeline.rollout_timeout_s,
+        config, scorer, tokenizer = self.config, self._scorer, self._tokenizer
+        rollout = parts.make_rollout(config, self._pool, scorer, tokenizer, self._failure, record=self._journal.append)
+        evaluator = Evaluator(
+            parts.make_evaluate(config, self._held_out, rollout, scorer, tokenizer.stop_token_ids),
+            config=config.eval,
+            record=lambda line: self._disk.write(EVALUATIONS, lambda: self._folder.write_evaluation(line)),
             failure=self._failure,
-            seed=config.seed if config.sampling.seeded else None,
-            record=self._journal.append,
         )
-        self._sync = WeightSync(
+        self._sync = parts.make_sync(
+            config,
             self._trainer,
             self._pool,
             transport=self._transport,
             manifest=self._manifest,
             probe=self._probe(),
-            tolerance=parts.tolerance_of(config),
-            timeout_s=config.weights.timeout_s,
-            verify_every=config.weights.verify_every,
             join=self._join,
-            mend=self._trainer.revive_if_dead,
         )
-        return Controller(
+        controller = Controller(
             source=self._source,
             engines=self._pool,
             trainer=self._trainer,
-            rollout=self._rollout,
+            rollout=rollout,
             buffer=parts.make_buffer(config),
             make_batch=parts.batch_maker(config),
             sync=self._sync,
@@ -245,7 +233,9 @@ class Pipeline:
             records=self._journal,
             first_step=ready.step,
             refill=parts.make_refill(config),
+            before_push=evaluator.before_push,
         )
+        return Wired(controller, evaluator)
 
     def _probe(self) -> list[int]:
         """The fixed tokens on which engines and trainer are compared: a prompt of the data."""
@@ -259,7 +249,7 @@ class Pipeline:
     @property
     def step_number(self) -> int:
         """Completed optimiser steps, those before a resume included."""
-        return self._entered.step_number
+        return self._entered.controller.step_number
 
     @property
     def trainer_restarts(self) -> int:
@@ -267,10 +257,10 @@ class Pipeline:
         return self._trainer.num_restarts
 
     @property
-    def _entered(self) -> Controller:
-        if self._controller is None:
+    def _entered(self) -> Wired:
+        if self._wired is None:
             raise PrlError("the pipeline is not entered: use it as `async with Pipeline(config) as pipeline:`")
-        return self._controller
+        return self._wired
 
     async def step(self) -> StepReport:
         """Take a batch, train on it, push the new weights, and report.
@@ -278,14 +268,13 @@ class Pipeline:
         Raises:
             Exception: the first failure of any part of the run, as it was.
         """
-        step = await self._entered.step()
+        controller, evaluator = self._entered
+        step = await controller.step()
+        evaluator.pushed(self._sync.version)
         with self._failure.interrupts():
             await self._record(step)
-        run = self.config.run
-        with self._failure.interrupts():
-            if self.config.eval.every and self.step_number % self.config.eval.every == 0:
-                await self.evaluate()
-            if run.checkpoint_every and self.step_number % run.checkpoint_every == 0:
+            every = self.config.run.checkpoint_every
+            if every and self.step_number % every == 0:
                 await self.save()
         return step.report
 
@@ -297,28 +286,26 @@ class Pipeline:
         if every and step.report.step % every == 0:
             await self._disk.write("samples.jsonl", lambda: self._folder.write_samples(step.report.step, step.groups))
 
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """The latest complete evaluation."""
+        return None if self._wired is None else self._wired.evaluator.latest
+
     async def evaluate(self) -> Evaluation:
-        """Answer the held-out prompts with the current weights. No step may run meanwhile; rollouts go on."""
-        config = self.config
-        self._on_stage(f"evaluating {config.eval.num_samples} held-out prompts")
-        self.evaluation = await evaluate(
-            self._held_out,
-            self._rollout.sample,
-            self._scorer.score,
-            decoding=parts.make_decoding(config, self._tokenizer.stop_token_ids, config.eval.temperature),
-            version=self._sync.version,
-            concurrency=config.engine.count * config.engine.max_num_seqs,
-            timeout_s=config.eval.timeout_s,
-        )
-        result = self.evaluation
-        log.info("evaluated", version=result.version, reward_mean=result.reward_mean, interval=result.interval)
-        return result
+        """Answer the held-out prompts with the weights that the engines serve. No step may run meanwhile.
+
+        Raises:
+            PrlError: it took longer than ``eval.timeout_s``, or nothing could be judged.
+        """
+        evaluator = self._entered.evaluator
+        self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
+        return await evaluator.evaluate(self._sync.version)
 
     async def save(self) -> None:
         """Write a checkpoint of this step; generation goes on."""
         checkpoints = self.run_dir / "checkpoints"
         folder = checkpoint.step_folder(checkpoints, self.step_number)
-        state = {"controller": self._entered.state(), "totals": self._totals}
+        state = {"controller": self._entered.controller.state(), "totals": self._totals}
         await self._journal.begin_segment()
         await self._trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))
@@ -342,14 +329,18 @@ class Pipeline:
 
     async def _finish(self) -> None:
         """With the loops at rest: the last evaluation (of a run that is done), a checkpoint and an export."""
+        evaluator, is_complete = self._entered.evaluator, self._sync.version == self.step_number
         with self._failure.interrupts():
             await self._loops.aclose()
-        if self._sync.version != self.step_number:  # a conventional round that is not complete
+            if not is_complete or not self._done():
+                self._totals.evals_incomplete += await evaluator.before_push()
+        if not is_complete:  # a conventional round that was left midway
             await self._sync.push(self.step_number)
-        if self._done() and self.config.eval.num_samples:
-            fresh = self.evaluation is not None and self.evaluation.version == self._sync.version
-            latest = self.evaluation if self.evaluation is not None and fresh else await self.evaluate()
-            self._eval_after = latest.reward_mean
+        if self._done() and self._held_out:
+            self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
+            latest = await evaluator.last(self._sync.version)
+            self._eval_after = None if latest is None else latest.reward_mean
+            self._totals.evals_incomplete += evaluator.take_incomplete()
         self._on_stage("saving")
         for warning in self._source.statistics().warnings:
             log.info("data left out", what=warning)
@@ -383,7 +374,7 @@ class Pipeline:
             self._folder.write_summary(self.summary)
 
     def _done(self) -> bool:
-        return self._controller is not None and self._controller.step_number >= self.config.run.num_steps
+        return self._wired is not None and self.step_number >= self.config.run.num_steps
 
     async def _close_processes(self) -> None:
         """Engines and trainer at once: each close is bounded in time, and neither waits for the other's."""

@@ -49,6 +49,22 @@ def before_start(config: Config) -> list[Finding]:
     return findings + _pacing(config)
 
 
+def before_evaluation(config: Config) -> None:
+    """The same for engines alone: no trainer's port, no trainer's memory.
+
+    Raises:
+        ConfigError: the model cannot be evaluated here.
+        MissingExtraError: the configured engine is not installed.
+    """
+    cross_check(config)
+    for reward in config.rewards:
+        REGISTRY.find(reward.name)
+    _files(config)
+    folder = None if engine_kind(config)[0] == "simulated" else _folder(resolve_model(config.model))
+    if folder is not None:
+        _context(config, folder)
+
+
 def check(config: Config) -> list[Finding]:
     """``before_start``, and the tokenizer, the data and the rewards.
 
@@ -99,14 +115,20 @@ def _model(config: Config) -> list[Finding]:
     if folder is None:
         text = f"{config.model} is a hub name that is not on this machine: not verified, no memory estimate"
         return [Finding(topic="model", text=text, is_note=True)]
+    shape = _context(config, folder)
+    text = f"{config.model}: {_count(shape.num_parameters)} parameters, context {shape.max_positions or 'not stated'}"
+    return [Finding(topic="model", text=text), *_memory(config, shape)]
+
+
+def _context(config: Config, folder: Path) -> memory.ModelShape:
+    """The model's shape, if its context is as long as the configuration wants."""
     shape = memory.read_shape(folder)
     if shape.max_positions is not None and config.engine.max_model_len > shape.max_positions:
         raise ConfigError(
             f"engine.max_model_len = {config.engine.max_model_len} is longer than the context of {config.model!r}:"
             f" {folder / 'config.json'} says max_position_embeddings = {shape.max_positions}"
         )
-    text = f"{config.model}: {_count(shape.num_parameters)} parameters, context {shape.max_positions or 'not stated'}"
-    return [Finding(topic="model", text=text), *_memory(config, shape)]
+    return shape
 
 
 def _folder(model: str) -> Path | None:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
+import msgspec
+
 from prl.evaluate import Evaluation
 from prl.metrics import StepReport
 
@@ -45,8 +47,8 @@ class Progress:
         self._recent.append(report)
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Count one evaluation, of the weights after as many steps as its version says."""
-        self.evaluations.append((evaluation.version, evaluation))
+        """Count one evaluation, of the weights after as many steps as its version says; its answers are not kept."""
+        self.evaluations.append((evaluation.version, msgspec.structs.replace(evaluation, answers=[])))
 
     @property
     def seconds_left(self) -> float | None:
@@ -100,3 +102,22 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """``62%``."""
     return f"{100 * share:.0f}%"
+
+
+def held_out(progress: Progress) -> str:
+    """The first and the latest result on the held-out prompts, with the 95 % interval of the latest."""
+    (_, first), (step, latest) = progress.evaluations[0], progress.evaluations[-1]
+    before = f"{first.reward_mean:.3f} before, " if len(progress.evaluations) > 1 else ""
+    low, high = latest.interval
+    passed = "".join(f", pass@{k} {found.mean:.3f}" for k, found in latest.pass_at.items())
+    return f"{before}{latest.reward_mean:.3f} ({low:.3f} to {high:.3f}){passed} at step {step}"
+
+
+def num_asked(evaluation: Evaluation) -> str:
+    """``256 prompts``, or ``256 prompts, 1022 answers, 2 failed``."""
+    parts = [f"{evaluation.num_prompts} prompts"]
+    if evaluation.num_answers != evaluation.num_prompts:
+        parts.append(f"{evaluation.num_answers} answers")
+    if evaluation.num_failed:
+        parts.append(f"{evaluation.num_failed} failed")
+    return ", ".join(parts)

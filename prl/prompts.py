@@ -4,7 +4,8 @@
   an order drawn from (seed, e). Nothing has to be replayed to go on from a saved cursor.
 - A prompt's id is its position. Positions whose prompt is too long are passed over and counted, so ids increase and may
   have gaps.
-- Too long means prompt + ``sampling.max_tokens`` > ``engine.max_model_len``, measured in ids after templating.
+- Too long means prompt + ``sampling.max_tokens`` > ``engine.max_model_len``, measured in ids after templating; for a
+  held-out prompt it is prompt + ``eval.max_tokens`` where that is given.
 - Held-out prompts are never admitted: problems of a split of their own, a file of their own, or the file's last rows.
 - Rows are checked when the source is opened; templates are applied when a prompt is asked for.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -122,6 +123,20 @@ class Part:
         return self._table.where(self._rows[index])
 
 
+class Room(NamedTuple):
+    """How long a prompt may be."""
+
+    context: int
+    key: str
+    """Which key says how long a completion may be."""
+    max_tokens: int
+
+    @property
+    def for_prompt(self) -> int:
+        """Most tokens of a prompt."""
+        return self.context - self.max_tokens
+
+
 class TablePrompts:
     """The prompt source over a table to train on and a table to evaluate on."""
 
@@ -131,8 +146,11 @@ class TablePrompts:
         """``files`` are what the tables were read from, for their counts. Raises DataError where no prompt fits."""
         self._config, self._tokenizer, self._files = config, tokenizer, files
         self._train, self._held_out = train, held_out
-        self._max_prompt_tokens = config.engine.max_model_len - config.sampling.max_tokens
-        self._too_long: dict[str, int] = {}
+        self._train_room = Room(config.engine.max_model_len, "sampling.max_tokens", config.sampling.max_tokens)
+        self._held_out_room = self._train_room
+        if config.eval.max_tokens is not None:
+            self._held_out_room = Room(config.engine.max_model_len, "eval.max_tokens", config.eval.max_tokens)
+        self._too_long: dict[str, tuple[Room, int]] = {}
         self._order: tuple[int, Permutation] | None = None
         self.cursor = 0
         self._measure(MEASURED_AT_OPEN if files else 1)
@@ -201,11 +219,11 @@ class TablePrompts:
         )
 
     def _too_long_warning(self) -> str:
-        where, length = next(iter(self._too_long.items()))
+        where, (room, length) = next(iter(self._too_long.items()))
         return (
-            f"{len(self._too_long)} prompts are too long and left out: engine.max_model_len = "
-            f"{self._config.engine.max_model_len} less sampling.max_tokens = {self._config.sampling.max_tokens} leaves "
-            f"{self._max_prompt_tokens} tokens for a prompt; the first, {where}, has {length}"
+            f"{len(self._too_long)} prompts are too long and left out: engine.max_model_len = {room.context} less"
+            f" {room.key} = {room.max_tokens} leaves {room.for_prompt} tokens for a prompt; the first, {where}, has"
+            f" {length}"
         )
 
     def _row_at(self, position: int) -> int:
@@ -226,8 +244,9 @@ class TablePrompts:
             token_ids = self._tokenizer.encode_rendered(text)
         else:
             token_ids = self._tokenizer.encode(text)
-        if len(token_ids) > self._max_prompt_tokens:
-            self._too_long[table.where(index)] = len(token_ids)
+        room = self._held_out_room if table is self._held_out else self._train_room
+        if len(token_ids) > room.for_prompt:
+            self._too_long[table.where(index)] = room, len(token_ids)
             return None
         return Prompt(id=prompt_id, token_ids=token_ids, text=text, messages=messages, fields=fields)
 

@@ -4,6 +4,7 @@
     metrics.jsonl    one object a step                   events.jsonl      what happened (log.py)
     checkpoints/     step-000010/ ...                    export/           Hugging Face safetensors and tokenizer
     logs/            what each child process printed     summary.json      how it ended
+    evaluations.jsonl   one object an evaluation
 
 Lines of steps that a resumed run repeats are cut from the files first, so a step never stands there twice. JSON numbers
 are finite; what is not is written as null.
@@ -25,6 +26,8 @@ from prl.errors import ConfigError
 from prl.metrics import StepReport
 from prl.types import Group
 
+EVALUATIONS = "evaluations.jsonl"
+
 
 class Summary(msgspec.Struct, kw_only=True):
     """``summary.json``: the run in one object. Absent numbers were never measured."""
@@ -41,6 +44,8 @@ class Summary(msgspec.Struct, kw_only=True):
     reward_last: float | None = None
     eval_before: float | None = None
     eval_after: float | None = None
+    evals_incomplete: int = 0
+    """Evaluations that ran out of time."""
     lag_max: int = 0
     lag_mean: float = 0.0
     ess_mean: float | None = None
@@ -63,6 +68,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     lag_mean: float
     versions_max: int
     ess: float | None
+    evals_incomplete: int = 0
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -75,6 +81,7 @@ class Totals(msgspec.Struct, kw_only=True):
     reward_first: float | None = None
     reward_last: float | None = None
     eval_before: float | None = None
+    evals_incomplete: int = 0
     lag_max: int = 0
     lag_sum: float = 0.0
     ess_sum: float = 0.0
@@ -91,6 +98,7 @@ class Totals(msgspec.Struct, kw_only=True):
         self.tokens_trained += report.tokens_trained
         self.reward_first = report.reward_mean if self.reward_first is None else self.reward_first
         self.reward_last = report.reward_mean
+        self.evals_incomplete += report.evals_incomplete
         self.lag_max = max(self.lag_max, report.lag_max)
         self.lag_sum += report.lag_mean
         if report.ess is not None and math.isfinite(report.ess):
@@ -112,6 +120,7 @@ class Totals(msgspec.Struct, kw_only=True):
             reward_last=self.reward_last,
             eval_before=self.eval_before,
             eval_after=eval_after,
+            evals_incomplete=self.evals_incomplete,
             lag_max=self.lag_max,
             lag_mean=self.lag_sum / max(1, self.steps),
             ess_mean=self.ess_sum / self.ess_steps if self.ess_steps else None,
@@ -158,7 +167,7 @@ class RunFolder:
         """Make the folder, write the configuration, and cut the lines of steps after ``first_step``."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        for name in ("metrics.jsonl", "samples.jsonl", EVALUATIONS):
             _keep_steps(self.path / name, first_step)
 
     def write_metrics(self, report: StepReport) -> None:
@@ -168,6 +177,15 @@ class RunFolder:
     def write_samples(self, step: int, groups: Sequence[Group]) -> None:
         """Append the completions trained in one step."""
         self._append("samples.jsonl", (line for group in groups for line in sample_lines(step, group)))
+
+    def write_evaluation(self, line: dict[str, Any]) -> None:
+        """Append one evaluation, complete or not."""
+        self._append(EVALUATIONS, [line])
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the evaluation of the weights after ``step`` has its line."""
+        path = self.path / EVALUATIONS
+        return path.exists() and any(_STEP.decode(line).step == step for line in path.read_bytes().splitlines())
 
     def write_summary(self, summary: Summary) -> None:
         """Write how the run ended, atomically."""
@@ -216,16 +234,18 @@ class _Line(msgspec.Struct):
     step: int
 
 
+_STEP = msgspec.json.Decoder(_Line)
+
+
 def _keep_steps(path: Path, last_step: int) -> None:
     """Rewrite a JSONL file without the lines of later steps, and without a half-written last line."""
     if not path.exists():
         return
-    decoder = msgspec.json.Decoder(_Line)
     draft = path.with_suffix(".part")
     with path.open("rb") as old, draft.open("wb") as new:
         for line in old:
             try:
-                keep = line.endswith(b"\n") and decoder.decode(line).step <= last_step
+                keep = line.endswith(b"\n") and _STEP.decode(line).step <= last_step
             except msgspec.DecodeError:
                 keep = False
             if keep:

@@ -144,6 +144,8 @@ def _words(info: inspect.Type) -> str:
             words = " or ".join(_words(each) for each in types if not isinstance(each, inspect.NoneType))
         case inspect.TupleType(items):
             words = f"a list of {len(items)}: " + ", ".join(map(_words, items))
+        case inspect.VarTupleType(item):
+            words = f"a list, each {_words(item)}"
         case inspect.DictType():
             words = "a table"
     return words

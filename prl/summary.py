@@ -25,6 +25,7 @@ FILES = (
     ("export", "the model, for transformers and vLLM"),
     ("checkpoints", "to go on from, with --resume"),
     ("metrics.jsonl", "one line a step"),
+    ("evaluations.jsonl", "one line an evaluation"),
     ("samples.jsonl", "what was trained, token by token"),
     ("events.jsonl", "what happened"),
     ("summary.json", "these numbers"),
@@ -36,7 +37,7 @@ def render(summary: Summary, run_dir: Path, *, latest: Evaluation | None = None)
     parts: list[RenderableType] = ["", Text(headline(summary), "bold"), _grid(_numbers(summary, latest))]
     if latest is not None and latest.answers:
         parts += ["", Text(f"Held-out prompts, as version {latest.version} answers them", "bold")]
-        for answer in latest.answers[:NUM_ANSWERS]:
+        for answer in _one_a_prompt(latest.answers)[:NUM_ANSWERS]:
             parts += [_grid(_answer(answer)), ""]
     else:
         parts.append("")
@@ -66,6 +67,11 @@ def _grid(rows: Iterator[tuple[str, Text]]) -> RenderableType:
 def _numbers(summary: Summary, latest: Evaluation | None) -> Iterator[tuple[str, Text]]:
     if summary.eval_before is not None and summary.eval_after is not None:
         yield _learned(summary.eval_before, summary.eval_after, latest)
+        for k, found in latest.pass_at.items() if latest is not None else ():
+            interval = f"{100 * found.low:.1f}% to {100 * found.high:.1f}%"
+            yield f"pass@{k}", Text.assemble((f"{100 * found.mean:.1f}%", "bold"), f" after, 95% interval {interval}")
+    if summary.evals_incomplete:
+        yield "evaluations", Text(f"{summary.evals_incomplete} ran out of time: see evaluations.jsonl", "yellow")
     if summary.reward_first is not None and summary.reward_last is not None:
         yield "reward", Text(f"{summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} at the last")
     if summary.steps:
@@ -89,8 +95,14 @@ def _learned(before: float, after: float, latest: Evaluation | None) -> tuple[st
     was, now, gain = (f"{scale * value:.{decimals}f}{unit}" for value in (before, after, after - before))
     text = Text.assemble(f"{was} before, ", (f"{now} after", "bold"), f" ({'+' if after >= before else ''}{gain})")
     if latest is not None:
-        text.append(f", {latest.num_samples} held-out prompts, +- {scale * latest.interval:.{decimals}f}{unit}")
+        low, high = (f"{scale * end:.{decimals}f}{unit}" for end in latest.interval)
+        text.append(f", {latest.num_prompts} held-out prompts, 95% interval {low} to {high}")
     return "accuracy" if is_accuracy else "held out", text
+
+
+def _one_a_prompt(answers: list[Answer]) -> list[Answer]:
+    """The first answer to each prompt."""
+    return list({answer.prompt_id: answer for answer in reversed(answers)}.values())[::-1]
 
 
 def _answer(answer: Answer) -> Iterator[tuple[str, Text]]:

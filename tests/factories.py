@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from prl.evaluate import Answer, Evaluation
 from prl.types import Completion, Group, Prompt, Score
 
 
@@ -40,3 +41,37 @@ def make_group(number: int, rewards: Sequence[float], completions: Sequence[Comp
         completions=list(completions),
         scores=[Score(reward=reward) for reward in rewards],
     )
+
+
+def make_answer(
+    number: int = 0, *, prompt: str = "", completion: str = "", reward: float = 1.0, expected: str = ""
+) -> Answer:
+    """An answer of three tokens to held-out prompt ``number``."""
+    return Answer(
+        prompt_id=number,
+        prompt=prompt,
+        completion=completion,
+        reward=reward,
+        expected=expected,
+        num_tokens=3,
+        finish="stop",
+    )
+
+
+def make_evaluation(*answers: Answer, **changes: Any) -> Evaluation:
+    """An evaluation of version 0: 128 prompts, one answer each, half of them right."""
+    fields: dict[str, Any] = {
+        "version": 0,
+        "reward_mean": 0.5,
+        "interval": (0.4, 0.6),
+        "pass_at": {},
+        "num_prompts": 128,
+        "num_answers": 128,
+        "num_failed": 0,
+        "length_mean": 3.0,
+        "length_max": 3,
+        "truncated": 0.0,
+        "seconds": 1.0,
+        "answers": list(answers),
+    }
+    return Evaluation(**{**fields, **changes})

@@ -93,6 +93,12 @@ def test_the_defaults_agree_with_each_other() -> None:
         ({"data": {"source": "jsonl"}}, ["data.source = 'jsonl'", "data.path"]),
         ({"data": {"path": "x.jsonl"}}, ["data.path = 'x.jsonl'", "data.source = 'arithmetic'"]),
         ({"eval": {"every": 5, "num_samples": 0}}, ["eval.every = 5", "eval.num_samples = 0"]),
+        ({"eval": {"num_answers": 4}}, ["eval.num_answers = 4", "eval.temperature = 0", "same greedy answer"]),
+        (
+            {"eval": {"num_answers": 4, "temperature": 1.0, "pass_at": (1, 8)}},
+            ["eval.pass_at has 8", "eval.num_answers = 4"],
+        ),
+        ({"eval": {"max_tokens": 1024}}, ["eval.max_tokens = 1024", "engine.max_model_len = 1024"]),
         ({"rewards": []}, ["rewards", "[[rewards]]"]),
         ({"rewards": [{"name": "answer", "weight": 0.0}]}, ["rewards", "weight is 0"]),
         ({"rewards": [{"name": "answer"}, {"name": "answer"}]}, ["rewards.1", "'answer'", "weight"]),

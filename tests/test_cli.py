@@ -70,14 +70,15 @@ def prl(*words: str, timeout: float = 60, cwd: Path = ROOT) -> subprocess.Comple
     )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"]])
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["eval", "--help"]])
 def test_help_teaches_with_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each command shows what to type; the configuration it names is there."""
     with pytest.raises(SystemExit) as left:
         main(words)
     text = capsys.readouterr().out
     assert left.value.code == 0
-    assert "prl run configs/math.toml" in text
+    command = "eval" if words[0] == "eval" else "run"
+    assert f"prl {command} configs/math.toml" in text
     assert (ROOT / "configs" / "math.toml").is_file()
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any, Never
 
+import msgspec
 import pytest
 
+from prl.config_eval import EvalConfig
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, PrlError
-from prl.evaluate import Evaluation, evaluate
+from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.rollout import Dropped
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
 from tests.factories import make_completion, make_prompt
 from tests.virtual import in_virtual_time
 
 GREEDY = Decoding(temperature=0.0, max_tokens=16, stop_token_ids=[0])
+ASKED = Asked(decoding=GREEDY, num_answers=1, pass_at=(), pass_reward=1.0, concurrency=64, seed=None)
 TIMEOUT_S = 100.0
 VERSION = 3
 
@@ -42,12 +45,11 @@ async def even(completion: Completion, prompt: Prompt) -> Verdict:
     return Score(reward=float(completion.token_ids[0] % 2 == 0))
 
 
-async def run(num_prompts: int = 4, sample: Sample = sample, score: Any = even, *, concurrency: int = 64) -> Evaluation:
+async def run(num_prompts: int = 4, sample: Sample = sample, score: Any = even, **asked: Any) -> Evaluation:
     """Evaluate that many prompts."""
     prompts = [make_prompt(number, answer=number) for number in range(num_prompts)]
-    return await evaluate(
-        prompts, sample, score, decoding=GREEDY, version=VERSION, concurrency=concurrency, timeout_s=TIMEOUT_S
-    )
+    async with asyncio.timeout(TIMEOUT_S):
+        return await evaluate(prompts, sample, score, asked=msgspec.structs.replace(ASKED, **asked), version=VERSION)
 
 
 @in_virtual_time
@@ -59,30 +61,84 @@ async def test_the_mean_of_all_answers_in_order() -> None:
         return await sample(prompt, decoding)
 
     result = await run(5, last_first)
-    assert (result.version, result.reward_mean, result.num_samples, result.num_failed) == (VERSION, 0.6, 5, 0)
+    assert (result.version, result.reward_mean, result.num_prompts, result.num_failed) == (VERSION, 0.6, 5, 0)
     assert [(a.prompt, a.completion, a.reward, a.expected) for a in result.answers] == [
         (f"prompt {number}", str(number), float(number % 2 == 0), str(number)) for number in range(5)
     ]
 
 
 @in_virtual_time
-async def test_the_interval_is_that_of_a_mean() -> None:
-    """The half width is 1.96 standard errors; answers that all agree leave none."""
-    assert (await run(100)).interval == pytest.approx(1.96 * 0.5 / math.sqrt(100))
+async def test_several_answers_of_a_prompt() -> None:
+    """Each prompt is answered n times: its mean weighs as any other's, pass@k counts what passes, lengths are told."""
 
-    async def right(completion: Completion, prompt: Prompt) -> Verdict:
-        return Score(reward=1.0)
+    async def counted(prompt: Prompt, decoding: Decoding) -> Completion:
+        await asyncio.sleep(1)
+        number = next(numbers[prompt.id])
+        finish: Any = "length" if number == 3 else "stop"
+        return make_completion([prompt.id] * (number + 1), versions=[VERSION] * (number + 1), finish=finish)
 
-    assert (await run(100, score=right)).interval == 0
+    async def grade(completion: Completion, prompt: Prompt) -> Verdict:
+        """Prompt 0: 1 of 4 reaches 0.5; prompt 1: 3 of 4; prompt 2: one answer is lost, the others pass."""
+        if prompt.id == 2 and len(completion.token_ids) == 1:
+            return Abstained(reason="reward_abstained")
+        return Score(reward=float(len(completion.token_ids) > 3 - 2 * prompt.id) / 2)
+
+    numbers = [itertools.count() for _ in range(3)]
+    result = await run(3, counted, grade, num_answers=4, pass_at=(1, 2, 4), pass_reward=0.5)
+    assert (result.num_prompts, result.num_answers, result.num_failed) == (3, 11, 1)
+    assert result.reward_mean == pytest.approx((0.25 + 0.75 + 1) / 3 / 2)
+    assert {k: found.mean for k, found in result.pass_at.items()} == {
+        1: pytest.approx((1 / 4 + 3 / 4 + 1) / 3),
+        2: pytest.approx((1 / 2 + 1 + 1) / 3),
+        4: 1.0,
+    }
+    assert (result.length_max, result.truncated) == (4, 3 / 11)
+    assert result.length_mean == pytest.approx((10 + 10 + 9) / 11)
+    assert [answer.prompt_id for answer in result.answers] == [0] * 4 + [1] * 4 + [2] * 3
+
+
+@in_virtual_time
+async def test_a_k_that_no_prompt_has_answers_for_is_left_out() -> None:
+    """Where failures leave too few answers there is no pass@k, rather than one of fewer answers."""
+    attempts = itertools.count()
+
+    async def every_other(prompt: Prompt, decoding: Decoding) -> Completion | Dropped:
+        return Dropped(reason="aborted", message="") if next(attempts) % 2 else await sample(prompt, decoding)
+
+    result = await run(3, every_other, num_answers=4, pass_at=(2, 3))
+    assert list(result.pass_at) == [2]
+
+
+@in_virtual_time
+async def test_seeds_depend_on_prompt_and_answer_only() -> None:
+    """With a seed every stream has one of its own, the same at every evaluation; without one, none."""
+    seeds: list[int | None] = []
+
+    async def noted(prompt: Prompt, decoding: Decoding) -> Completion:
+        seeds.append(decoding.seed)
+        return make_completion([prompt.id], versions=[VERSION])
+
+    await run(4, noted, num_answers=2, seed=7)
+    await run(4, noted, num_answers=2, seed=7)
+    assert seeds[:8] == seeds[8:]
+    assert len(set(seeds)) == 8
+    seeds.clear()
+    await run(4, noted)
+    assert seeds == [None] * 4
+
+
+def test_which_k_are_asked_for() -> None:
+    """Those that are named, once and ascending; else 1 and n where there is more than one answer."""
+    assert ks_of(EvalConfig(num_answers=8, pass_at=(4, 1, 4))) == (1, 4)
+    assert ks_of(EvalConfig(num_answers=8)) == (1, 8)
+    assert ks_of(EvalConfig()) == ()
 
 
 @in_virtual_time
 async def test_the_question_is_shown_as_it_was_asked() -> None:
     """A conversation is shown by its last message, without the template around it."""
     prompt = Prompt(id=0, token_ids=[1], text="<user>2 + 2", messages=[{"role": "user", "content": "2 + 2"}], fields={})
-    result = await evaluate(
-        [prompt], sample, even, decoding=GREEDY, version=VERSION, concurrency=1, timeout_s=TIMEOUT_S
-    )
+    result = await evaluate([prompt], sample, even, asked=ASKED, version=VERSION)
     assert [(answer.prompt, answer.expected) for answer in result.answers] == [("2 + 2", "")]
 
 
@@ -104,7 +160,7 @@ async def test_failures_are_counted_and_no_reward_of_0() -> None:
         return verdicts.get(prompt.id, Score(reward=1.0))
 
     result = await run(6, drops_5, scores)
-    assert (result.reward_mean, result.num_samples, result.num_failed) == (1.0, 3, 3)
+    assert (result.reward_mean, result.num_prompts, result.num_answers, result.num_failed) == (1.0, 3, 3, 3)
     assert [answer.expected for answer in result.answers] == ["0", "2", "4"]
 
 
@@ -164,8 +220,8 @@ async def test_no_more_streams_than_allowed(concurrency: int) -> None:
 
 
 @in_virtual_time
-async def test_an_evaluation_has_a_deadline() -> None:
-    """One answer that never comes ends the evaluation at its deadline, whose config key is named; streams are ended."""
+async def test_a_deadline_of_the_caller_ends_the_streams() -> None:
+    """One answer that never comes: the caller's timeout is the caller's, and every stream is ended."""
     ended: list[int] = []
 
     async def hangs(prompt: Prompt, decoding: Decoding) -> Completion:
@@ -174,7 +230,7 @@ async def test_an_evaluation_has_a_deadline() -> None:
         finally:
             ended.append(prompt.id)
 
-    with pytest.raises(PrlError, match=r"the evaluation of 4 prompts took longer than eval.timeout_s = 100 s"):
+    with pytest.raises(TimeoutError):
         await run(4, hangs, concurrency=2)
     assert asyncio.get_running_loop().time() == TIMEOUT_S
     assert sorted(ended) == [0, 1]

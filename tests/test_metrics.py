@@ -33,7 +33,15 @@ TRAINED = TrainReport(
     train_s=3.0,
 )
 PUSHED = PushReport(version=5, pause_s=0.5, drain_s=0.125, publish_s=0.25, verify_gap=None)
-TIMING = Timing(step_s=6.0, wait_batch_s=1.0, engine_busy=0.75, tokens_generated=1200, loop_lag_ms=4.0)
+TIMING = Timing(
+    step_s=6.0,
+    wait_batch_s=1.0,
+    engine_busy=0.75,
+    tokens_generated=1200,
+    loop_lag_ms=4.0,
+    eval_block_s=0.125,
+    evals_incomplete=1,
+)
 
 
 def batch_of(step: int, *completions: Completion) -> Batch:
@@ -148,6 +156,8 @@ def test_a_report_by_hand() -> None:
         "wait_batch_s": 1.0,
         "pause_s": 0.5,
         "publish_s": 0.25,
+        "eval_block_s": 0.125,
+        "evals_incomplete": 1,
         "loop_lag_ms": 4.0,
         "dropped": {"timeout": 8},
     }
@@ -170,7 +180,7 @@ def test_the_keys_of_a_line() -> None:
             "lr",
         ),
         *("length_mean", "gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "wait_batch_s", "pause_s"),
-        *("publish_s", "loop_lag_ms"),
+        *("publish_s", "eval_block_s", "evals_incomplete", "loop_lag_ms"),
     ]
     line = report(dropped={"timeout": 8, "engine_error": 1}).line()
     assert list(line) == [*documented, "dropped_timeout", "dropped_engine_error"]
@@ -227,16 +237,17 @@ def test_a_lap_is_what_happened_since_the_last() -> None:
 
 
 def test_waits_and_lags_belong_to_their_lap() -> None:
-    """The wait for a batch and the loop's lag are told once, in milliseconds for the lag, and start over."""
+    """The waits and the loop's lag (in milliseconds) are told once and start over, as do lost evaluations."""
     clock = Clock()
     meter = clock.meter()
-    meter.wait_batch_s, meter.loop_lag_s = 1.5, 0.25
+    meter.wait_batch_s, meter.loop_lag_s, meter.eval_block_s, meter.evals_incomplete = 1.5, 0.25, 0.5, 1
     clock.pass_time(2)
     first = meter.lap()
+    assert (first.eval_block_s, first.evals_incomplete) == (0.5, 1)
     assert (first.wait_batch_s, first.loop_lag_ms) == (1.5, 250)
     clock.pass_time(2)
     second = meter.lap()
-    assert (second.wait_batch_s, second.loop_lag_ms) == (0, 0)
+    assert (second.wait_batch_s, second.loop_lag_ms, second.eval_block_s, second.evals_incomplete) == (0, 0, 0, 0)
 
 
 def test_a_restart_forgets_what_was_before() -> None:

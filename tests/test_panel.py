@@ -11,10 +11,12 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from prl.estimates import Estimate
 from prl.evaluate import Evaluation
 from prl.metrics import StepReport
 from prl.panel import LivePanel, PlainLines, make_console, make_panel, show
 from prl.progress import Progress, duration, sparkline
+from tests.factories import make_answer, make_evaluation
 
 
 def report(step: int, **changes: Any) -> StepReport:
@@ -23,13 +25,13 @@ def report(step: int, **changes: Any) -> StepReport:
     fields |= {"step": step, "version": step, "samples": 64, "tokens_generated": 6000, "tokens_trained": 5000}
     fields |= {"lag_max": 1, "lag_mean": 0.5, "versions_max": 1, "time_s": 2.0, "reward_mean": step / 10, "ess": 0.98}
     fields |= {"gen_tok_s": 3000.0, "train_tok_s": 2500.0, "trainer_busy": 0.6, "engine_busy": 0.9}
-    fields |= {"wait_batch_s": 0.5, "pause_s": 0.04, "dropped": {}}
+    fields |= {"wait_batch_s": 0.5, "pause_s": 0.04, "dropped": {}, "evals_incomplete": 0}
     return msgspec.convert({**fields, **changes}, StepReport)
 
 
 def evaluation(reward: float, version: int = 0) -> Evaluation:
     """A result on held-out prompts."""
-    return Evaluation(version=version, reward_mean=reward, interval=0.05, num_samples=128, num_failed=0, answers=[])
+    return make_evaluation(version=version, reward_mean=reward, interval=(reward - 0.05, reward + 0.04))
 
 
 class Clock:
@@ -135,9 +137,27 @@ def test_plain_stages_say_when(clock: Clock) -> None:
     assert out.getvalue().splitlines()[1:4] == [
         "[0:00] starting 2 engines",
         "[1:05] sending the first weights",
-        "held out: 0.250 +- 0.050 at step 0 (128 prompts)",
+        "held out: 0.250 (0.200 to 0.290) at step 0 (128 prompts)",
     ]
-    assert out.getvalue().splitlines()[-1] == "held out: 0.250 before, 0.750 +- 0.050 at step 1 (128 prompts)"
+    last = out.getvalue().splitlines()[-1]
+    assert last == "held out: 0.250 before, 0.750 (0.700 to 0.790) at step 1 (128 prompts)"
+
+
+def test_pass_at_k_is_shown_where_it_was_asked_for(clock: Clock) -> None:
+    """With several answers a prompt: how many, how many failed, and each k; the answers themselves are not kept."""
+    console, out = plain_console()
+    panel = PlainLines(console, title="math", num_steps=1, clock=clock)
+    several = make_evaluation(
+        make_answer(),
+        pass_at={k: Estimate(mean=k / 5, low=0.1, high=0.9) for k in (1, 4)},
+        num_answers=510,
+        num_failed=2,
+    )
+    panel.evaluated(several)
+    assert out.getvalue().splitlines()[-1] == (
+        "held out: 0.500 (0.400 to 0.600), pass@1 0.200, pass@4 0.800 at step 0 (128 prompts, 510 answers, 2 failed)"
+    )
+    assert panel._progress.evaluations == [(0, msgspec.structs.replace(several, answers=[]))]
 
 
 def test_the_live_panel_lists_the_stages_of_the_start(clock: Clock) -> None:
@@ -168,7 +188,7 @@ def test_the_live_panel_shows_the_facts_of_the_run(clock: Clock) -> None:
     rows = {line.split("  ")[0].strip(): line for line in lines[1:-1]}
     assert rows["step"].endswith("4/10  40%  0:12 left")
     assert "0.400  ▁▃▆█  0.100 at first" in rows["reward"]
-    assert "0.250 before, 0.500 +- 0.050 at step 4" in rows["held out"]
+    assert "0.250 before, 0.500 (0.450 to 0.540) at step 4" in rows["held out"]
     assert "max 1  mean 0.50   ESS 0.980" in rows["lag"]
     assert "3,000 generated   2,500 trained" in rows["tokens/s"]
     assert "trainer busy 60%   waits for batch 25%   engines busy 90%   paused for weights 2%" in rows["time"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -211,27 +212,166 @@ async def test_an_incomplete_round_is_pushed_before_the_last_evaluation(tmp_path
     assert pipeline.evaluation.version == 4
 
 
+MODES = {
+    "bounded": PipelineConfig(max_lag=1, groups_per_step=2, group_size=2),
+    "synchronous": PipelineConfig(max_lag=0, groups_per_step=2, group_size=2),
+    "unbounded": PipelineConfig(groups_per_step=2, group_size=2),
+    "conventional": PipelineConfig(mode="conventional", steps_per_round=2, groups_per_step=2, group_size=2),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @in_virtual_time
-async def test_evaluation_between_steps(tmp_path: Path) -> None:
-    """With eval.every the latest evaluation is of a version that the engines served, while rollouts went on."""
-    async with prl.Pipeline(simulated(eval=EvalConfig(num_samples=8, every=2)), run_dir=tmp_path / "run") as pipeline:
+async def test_evaluation_beside_training(tmp_path: Path, mode: str) -> None:
+    """The step that makes an evaluation due does not wait for it; the next push does, and both say how long.
+
+    An evaluation that a push ran into would end the run: each of its tokens is checked.
+    """
+    run = tmp_path / "run"
+    held_out = EvalConfig(num_samples=16, num_answers=4, temperature=1.0, every=2)
+    config = simulated(pipeline=MODES[mode], eval=held_out, run=RunConfig(num_steps=6))
+    async with prl.Pipeline(config, run_dir=run) as pipeline:
         await take_steps(pipeline, 2)
         assert pipeline.evaluation is not None
+        assert pipeline.evaluation.version == 0, "that of version 2 has begun"
+        await take_steps(pipeline, 2)
         assert pipeline.evaluation.version == 2
+        await take_steps(pipeline, 2)
+    assert pipeline.evaluation.version == 6
+    told = lines(run / "evaluations.jsonl")
+    assert [(line["step"], line["version"], line["complete"]) for line in told] == [(v, v, True) for v in (0, 2, 4, 6)]
+    assert all(
+        (line["num_prompts"], line["num_answers"], list(line["pass_at"])) == (16, 64, ["1", "4"]) for line in told
+    )
+    metrics = lines(run / "metrics.jsonl")
+    blocked = {line["step"]: line["eval_block_s"] for line in metrics if line["eval_block_s"] > 0}
+    next_push = 4 if mode == "conventional" else 3
+    assert blocked.get(next_push, 0.0) == pytest.approx(told[1]["block_s"])
+    assert set(blocked) <= {next_push, next_push + 2}
+    assert mode == "conventional" or blocked
+    assert told[1]["block_s"] < told[1]["seconds"]
 
 
-@pytest.mark.parametrize(
-    "pipeline",
-    [
-        PipelineConfig(max_lag=0, groups_per_step=2, group_size=2),
-        PipelineConfig(groups_per_step=2, group_size=2),
-        PipelineConfig(mode="conventional", steps_per_round=2, groups_per_step=2, group_size=2),
-    ],
-    ids=["synchronous", "unbounded", "conventional"],
-)
 @in_virtual_time
-async def test_every_mode_runs(tmp_path: Path, pipeline: PipelineConfig) -> None:
-    """The three modes run through the same code to the same number of steps."""
-    async with prl.Pipeline(simulated(pipeline=pipeline), run_dir=tmp_path / "run") as running:
+async def test_an_evaluation_that_is_too_slow_is_given_up(tmp_path: Path) -> None:
+    """Past eval.max_block_s training goes on with the next weights, and everything that tells of it says incomplete."""
+    run = tmp_path / "run"
+    held_out = EvalConfig(num_samples=16, num_answers=8, temperature=1.0, every=1, max_block_s=0.125)
+    async with prl.Pipeline(simulated(eval=held_out), run_dir=run) as pipeline:
+        reports = await take_steps(pipeline, 4)
+    assert [report.evals_incomplete for report in reports] == [0, 1, 1, 1]
+    assert [report.eval_block_s for report in reports] == pytest.approx([0, 0.125, 0.125, 0.125], abs=1e-6)
+    told = lines(run / "evaluations.jsonl")
+    assert [(line["version"], line["complete"]) for line in told] == [
+        *((0, True), (1, False), (2, False), (3, False), (4, True)),
+    ]
+    assert told[1]["reason"] == "eval.max_block_s = 0.125 s"
+    assert 0 < told[1]["num_answers"] < 128
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["evals_incomplete"]) == ("done", 3)
+    assert summary["eval_after"] == told[-1]["reward_mean"], "the last one is waited for"
+
+
+@in_virtual_time
+async def test_a_run_that_stops_waits_no_longer_than_a_push(tmp_path: Path) -> None:
+    """Leaving early: what an evaluation under way has not finished within the bound is given up, and all is saved."""
+    run = tmp_path / "run"
+    held_out = EvalConfig(num_samples=16, num_answers=8, temperature=1.0, every=1, max_block_s=0.125)
+    async with prl.Pipeline(simulated(eval=held_out), run_dir=run) as pipeline:
+        await take_steps(pipeline, 1)
+    assert pipeline.summary is not None
+    assert (pipeline.summary.status, pipeline.summary.evals_incomplete) == ("stopped", 1)
+    assert [line["complete"] for line in lines(run / "evaluations.jsonl")] == [True, False]
+
+
+@in_virtual_time
+async def test_an_evaluation_that_a_crash_cut_off_is_made_up_for(tmp_path: Path) -> None:
+    """Resuming at a step whose evaluation has no line evaluates it; no version stands there twice."""
+    run = tmp_path / "run"
+    config = simulated(eval=EvalConfig(num_samples=8, every=1))
+
+    async def fail_after_step_3() -> None:
+        async with prl.Pipeline(config, run_dir=run) as pipeline:
+            await take_steps(pipeline, 3)
+            raise KeyError("the host program fails; the newest checkpoint is of step 2")
+
+    with pytest.raises(KeyError):
+        await fail_after_step_3()
+    kept = [line for line in (run / "evaluations.jsonl").read_text().splitlines() if '"step":3' not in line]
+    (run / "evaluations.jsonl").write_text("".join(f"{line}\n" for line in kept))
+    async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
+        await take_steps(pipeline, 1)
+    assert [line["step"] for line in lines(run / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
+
+
+class MOODS:  # noqa: N801 -- a name for one variable
+    """How the reward below behaves, for the test to change while the run goes on."""
+
+    mood = "quick"
+
+
+@prl.reward("test-moods")
+async def moods(completion: prl.Completion, prompt: prl.Prompt) -> float:
+    """``buggy`` and ``slow`` strike at short answers, which only evaluations ask for."""
+    if MOODS.mood == "buggy" and len(completion.token_ids) == 1:
+        return completion.text + 1  # type: ignore[operator,no-any-return]
+    if MOODS.mood == "slow":
+        await asyncio.sleep(9)
+    return 1.0
+
+
+@in_virtual_time
+async def test_a_bug_beside_training_is_raised_from_the_next_step(tmp_path: Path) -> None:
+    """What fails in an evaluation ends the run as it was, from the step that was under way or the next."""
+    MOODS.mood = "quick"
+    held_out = EvalConfig(num_samples=8, every=2, max_tokens=1)
+    config = simulated(rewards=[RewardConfig(name="test-moods")], eval=held_out)
+
+    async def meet_the_bug() -> None:
+        async with prl.Pipeline(config, run_dir=tmp_path / "run") as pipeline:
+            await take_steps(pipeline, 1)
+            MOODS.mood = "buggy"
+            await take_steps(pipeline, 2)
+            pytest.fail("the third step must raise")
+
+    with pytest.raises(TypeError, match="can only concatenate"):
+        await meet_the_bug()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("failed", 2)
+
+
+@in_virtual_time
+async def test_a_last_evaluation_without_an_end_costs_only_itself(tmp_path: Path) -> None:
+    """The run is saved and exported, and says that it was not evaluated; before the first step it would not start."""
+    MOODS.mood = "quick"
+    run = tmp_path / "run"
+    config = simulated(rewards=[RewardConfig(name="test-moods")], eval=EvalConfig(num_samples=8, timeout_s=5))
+    async with prl.Pipeline(config, run_dir=run) as pipeline:
+        await take_steps(pipeline, 4)
+        MOODS.mood = "slow"
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["eval_after"], summary["evals_incomplete"]) == ("done", None, 1)
+    assert (run / "export").is_dir()
+    with pytest.raises(prl.PrlError, match=r"took longer than eval.timeout_s = 5 s"):
+        async with prl.Pipeline(config, run_dir=tmp_path / "other"):
+            pytest.fail("the pipeline must not start")
+
+
+@in_virtual_time
+async def test_the_host_may_ask_for_an_evaluation(tmp_path: Path) -> None:
+    """``await pipeline.evaluate()`` gives the result for what the engines serve now, whatever eval.every says."""
+    async with prl.Pipeline(simulated(), run_dir=tmp_path / "run") as pipeline:
+        await take_steps(pipeline, 1)
+        found = await pipeline.evaluate()
+        assert (found.version, found) == (1, pipeline.evaluation)
+        await take_steps(pipeline, 1)
+    assert [line["version"] for line in lines(tmp_path / "run" / "evaluations.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@in_virtual_time
+async def test_every_mode_runs(tmp_path: Path, mode: str) -> None:
+    """All modes run through the same code to the same number of steps."""
+    async with prl.Pipeline(simulated(pipeline=MODES[mode]), run_dir=tmp_path / "run") as running:
         reports = await take_steps(running, 4)
     assert [report.version for report in reports] == [1, 2, 3, 4]

@@ -47,7 +47,7 @@ def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         preflight.before_start(config(tmp_path / "none"))
     with pytest.raises(ConfigError, match="neither a folder nor a name on the hub"):
-        preflight.before_start(config("a/b/c"))
+        preflight.before_start(config("no such name"))
 
 
 def test_a_hub_name_that_was_never_downloaded_is_not_guessed_at(

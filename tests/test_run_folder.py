@@ -185,7 +185,16 @@ def test_the_keys_of_a_summary() -> None:
     """The documented keys and no other."""
     assert list(Summary.__struct_fields__) == [
         *("status", "steps", "samples", "tokens_generated", "tokens_trained", "goodput", "reward_first"),
-        *("reward_last", "eval_before", "eval_after", "lag_max", "lag_mean", "ess_mean", "num_engines"),
+        *(
+            "reward_last",
+            "eval_before",
+            "eval_after",
+            "evals_incomplete",
+            "lag_max",
+            "lag_mean",
+            "ess_mean",
+            "num_engines",
+        ),
         *("num_versions_max_in_sample", "wall_s", "error"),
     ]
 
@@ -198,8 +207,10 @@ def test_totals_by_hand() -> None:
     totals = Totals(eval_before=0.25)
     numbers = {"samples": 8, "tokens_generated": 100, "tokens_trained": 80, "time_s": 2.0}
     totals.add(report(1, **numbers, reward_mean=0.5, lag_max=1, lag_mean=0.5, ess=1.0, versions_max=2))
-    totals.add(report(2, **numbers, reward_mean=0.75, lag_max=3, lag_mean=1.5, ess=0.5, versions_max=4))
-    totals.add(report(3, **numbers, reward_mean=0.6, lag_max=2, lag_mean=1.0, ess=0.6, versions_max=1))
+    second = {"reward_mean": 0.75, "evals_incomplete": 1, "lag_max": 3, "lag_mean": 1.5, "ess": 0.5}
+    totals.add(report(2, **numbers, **second, versions_max=4))
+    third = {"reward_mean": 0.6, "evals_incomplete": 2, "lag_max": 2, "lag_mean": 1.0, "ess": 0.6}
+    totals.add(report(3, **numbers, **third, versions_max=1))
     assert msgspec.structs.asdict(totals.summary("done", num_engines=2, eval_after=0.9, error=None)) == {
         "status": "done",
         "steps": 3,
@@ -211,6 +222,7 @@ def test_totals_by_hand() -> None:
         "reward_last": 0.6,
         "eval_before": 0.25,
         "eval_after": 0.9,
+        "evals_incomplete": 3,
         "lag_max": 3,
         "lag_mean": 1.0,
         "ess_mean": pytest.approx(0.7),

@@ -6,11 +6,14 @@ import io
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
+from prl.estimates import Estimate
 from prl.evaluate import Answer, Evaluation
 from prl.run_folder import Summary
 from prl.summary import MAX_SHOWN, render, visible
+from tests.factories import make_answer, make_evaluation
 
 
 def summary(**changes: Any) -> Summary:
@@ -37,13 +40,14 @@ def summary(**changes: Any) -> Summary:
 
 def evaluation(*answers: Answer) -> Evaluation:
     """The last evaluation."""
-    return Evaluation(
-        version=300, reward_mean=0.9141, interval=0.034, num_samples=256, num_failed=0, answers=list(answers)
+    return make_evaluation(
+        *answers, version=300, reward_mean=0.9141, interval=(0.8732, 0.9427), num_prompts=256, num_answers=256
     )
 
 
-RIGHT = Answer(prompt="12 + 30 = ?", completion="42", reward=1.0, expected="42")
-WRONG = Answer(prompt="95 + 65 = ?", completion="150", reward=0.0, expected="160")
+RIGHT = make_answer(prompt="12 + 30 = ?", completion="42", reward=1.0, expected="42")
+WRONG = make_answer(1, prompt="95 + 65 = ?", completion="150", reward=0.0, expected="160")
+AGAIN, LAST = (msgspec.structs.replace(answer, prompt_id=number) for number, answer in ((2, RIGHT), (3, WRONG)))
 
 
 def printed(summary: Summary, run_dir: Path, **options: Any) -> str:
@@ -59,11 +63,11 @@ def test_it_says_what_was_learned_and_how_it_answers(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "summary.json").touch()
     run = Path("runs/math")
-    text = printed(summary(), run, latest=evaluation(RIGHT, WRONG, RIGHT, WRONG))
+    text = printed(summary(), run, latest=evaluation(RIGHT, WRONG, AGAIN, LAST))
     assert text == (
         "\n"
         "Done after 300 steps in 2:31\n"
-        "  accuracy  25.0% before, 91.4% after (+66.4%), 256 held-out prompts, +- 3.4%\n"
+        "  accuracy  25.0% before, 91.4% after (+66.4%), 256 held-out prompts, 95% interval 87.3% to 94.3%\n"
         "  reward    0.210 at the first step, 0.900 at the last\n"
         "  lag       at most 1 step, 0.62 on average; up to 3 weight version(s) in one sample\n"
         "  tokens    1,200,000 generated, 1,140,000 trained (95%)\n"
@@ -89,6 +93,18 @@ def test_it_says_what_was_learned_and_how_it_answers(tmp_path: Path) -> None:
     )
 
 
+def test_pass_at_k_and_lost_evaluations_are_shown_where_there_are_any(tmp_path: Path) -> None:
+    """A row for each k with its interval; one answer a prompt is shown; evaluations without a result are counted."""
+    twice = [msgspec.structs.replace(WRONG, completion=f"{number}") for number in (150, 250)]
+    latest = msgspec.structs.replace(
+        evaluation(*twice, AGAIN), pass_at={4: Estimate(mean=0.96, low=0.9, high=0.9812)}, num_answers=1024
+    )
+    text = printed(summary(evals_incomplete=2), tmp_path, latest=latest)
+    assert "pass@4       96.0% after, 95% interval 90.0% to 98.1%\n" in text
+    assert "evaluations  2 ran out of time: see evaluations.jsonl\n" in text
+    assert (text.count("150"), text.count("250"), text.count("12 + 30")) == (1, 0, 1)
+
+
 def test_it_names_only_files_that_are_there(tmp_path: Path) -> None:
     """A run that exported nothing does not say where its model is."""
     (tmp_path / "metrics.jsonl").touch()
@@ -99,9 +115,9 @@ def test_it_names_only_files_that_are_there(tmp_path: Path) -> None:
 
 def test_a_mean_reward_that_is_no_share_of_right_answers_is_no_accuracy(tmp_path: Path) -> None:
     """With graded rewards the numbers stay numbers."""
-    graded = Answer(prompt="p", completion="c", reward=0.5, expected="")
+    graded = make_answer(prompt="p", completion="c", reward=0.5, expected="")
     text = printed(summary(eval_before=0.5, eval_after=0.4), tmp_path, latest=evaluation(graded))
-    assert "held out  0.500 before, 0.400 after (-0.100), 256 held-out prompts, +- 0.034" in text
+    assert "held out  0.500 before, 0.400 after (-0.100), 256 held-out prompts, 95% interval 0.873 to 0.943" in text
     assert "expected" not in text
     assert "reward  0.5" in text
 
@@ -123,7 +139,7 @@ def test_a_model_cannot_write_to_the_terminal() -> None:
 
 def test_text_of_a_model_is_not_read_as_markup(tmp_path: Path) -> None:
     """Square brackets are part of mathematics."""
-    odd = Answer(prompt="[bold]p[/bold]", completion="[/]", reward=1.0, expected="[1, 2]")
+    odd = make_answer(prompt="[bold]p[/bold]", completion="[/]", reward=1.0, expected="[1, 2]")
     text = printed(summary(), tmp_path, latest=evaluation(odd))
     for part in ("[bold]p[/bold]", "[/]", "[1, 2]"):
         assert part in text

@@ -29,7 +29,7 @@ def resolve_model(name: str) -> str:
         raise ConfigError("model is empty: name a built-in ('builtin:tiny-math'), a folder or a hub name")
     if name.startswith(BUILTIN_PREFIX):
         return str(_builtin(name.removeprefix(BUILTIN_PREFIX)))
-    if name.startswith((".", "/", "~")) or Path(name).exists():
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists():
         return str(_folder(name))
     return name
 
@@ -51,5 +51,8 @@ def _folder(name: str) -> Path:
         found = "is a file" if path.exists() else "does not exist"
         raise ConfigError(f"model = {name!r}: {path.absolute()} {found}; name a folder with config.json and weights")
     if not (path / "config.json").is_file():
-        raise ConfigError(f"model = {name!r}: {path.absolute()} has no config.json; name a Hugging Face model folder")
+        export = ", did you mean its export/?" if (path / "export" / "config.json").is_file() else ""
+        raise ConfigError(
+            f"model = {name!r}: {path.absolute()} has no config.json; name a Hugging Face model folder{export}"
+        )
     return path
