@@ -304,7 +304,7 @@ async def test_an_evaluation_that_a_crash_cut_off_is_made_up_for(tmp_path: Path)
     assert [line["step"] for line in lines(run / "evaluations.jsonl")] == [0, 1, 2, 3, 4]
 
 
-class MOODS:  # noqa: N801 -- a name for one variable
+class MOODS:
     """How the reward below behaves, for the test to change while the run goes on."""
 
     mood = "quick"
