@@ -64,6 +64,8 @@ class Serving:
             on_end=self._room.set,
         )
         llm.output_processor = self._outputs
+        self._next_output = llm.engine_core.get_output_async
+        llm.engine_core.get_output_async = self._output_or_end
         self._max_num_seqs = start.config.max_num_seqs
         self._ids = itertools.count()
         self._waiting: deque[Stream] = deque()
@@ -92,6 +94,13 @@ class Serving:
                     await self._cancel(number)
                 case Call() as call:
                     self._calls.put_nowait(call)
+
+    async def _output_or_end(self) -> Any:
+        """The core's next output. Its end must be told here: vLLM would push what the core last said out of the log."""
+        try:
+            return await self._next_output()
+        except Exception:  # noqa: BLE001 -- whatever it is called, there will be no more
+            end_process("the core of vLLM ended")
 
     async def _watch_core(self) -> None:
         """VLLM tells nobody that its core is gone: it sets a flag from a thread."""
