@@ -54,8 +54,8 @@ lock:
 	$(UV_COMPILE) --generate-hashes --no-emit-package torch --no-emit-package torchvision --no-emit-package torchaudio \
 	  --no-emit-package torchcodec --custom-compile-command "make lock" -o locks/cpu.txt
 
-# What the benchmarks share: no benchmark itself.
-BENCH_PARTS := harness kept_engines stages throughput_model
+# What the benchmarks share, and the search for the numbers in one of them: no benchmark itself.
+BENCH_PARTS := accuracy harness kept_engines side_trl stages throughput_model vs_trl_sweep
 
 bench: $(READY)
 	@for file in $(filter-out $(BENCH_PARTS:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do \

@@ -28,9 +28,9 @@ def all_equal(rewards_G: Sequence[float]) -> bool:
 
 
 def leave_one_out(rewards_G: Sequence[float]) -> list[float]:
-    """A_i = R_i - mean of the other members' rewards (PipelineRL, arXiv 2509.19128, section 5).
+    """A_i = R_i - mean of the other members' rewards (PipelineRL, arXiv 2509.19128).
 
-    This is RLOO's advantage (arXiv 2402.14740, equation 7), and G / (G - 1) times ``group_mean``.
+    This is RLOO's advantage (arXiv 2402.14740), and G / (G - 1) times ``group_mean``.
     """
     if all_equal(rewards_G):
         return [0.0] * len(rewards_G)

@@ -31,6 +31,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_pipeline(config),
         *_engine(config),
         *_trainer(config),
+        *_lora(config),
         *_listen(config, environment),
         *_data(config),
         *check_evaluation(config),
@@ -111,6 +112,22 @@ def _trainer(config: Config) -> Iterator[str]:
         yield (
             f"weights.transport = 'nccl' needs vLLM and CUDA, and engine.kind = {config.engine.kind!r},"
             f" trainer.device = {trainer.device!r}: take weights.transport = 'auto'"
+        )
+
+
+def _lora(config: Config) -> Iterator[str]:
+    lora = config.lora
+    if lora.rank == 0:
+        for option in ("alpha", "target_modules", "publish"):
+            if (value := getattr(lora, option)) is not None:
+                yield f"lora.{option} = {value!r} is not read while lora.rank = 0: remove it, or set a rank"
+        return
+    if config.trainer.kind == "simulated":
+        yield f"lora.rank = {lora.rank} conflicts with trainer.kind = 'simulated', which has no weights: remove [lora]"
+    if lora.publish == "adapters" and config.weights.transport == "nccl":
+        yield (
+            "lora.publish = 'adapters' conflicts with weights.transport = 'nccl': vLLM's own backend loads whole"
+            " weights only; take weights.transport = 'gloo', or lora.publish = 'merged'"
         )
 
 

@@ -1,9 +1,9 @@
 """The configuration: one TOML, frozen structs, every constraint in the types.
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
-that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, that of evaluation in
-``config_eval.py``. The doc of a field is the string under it. Units are in the name; counts start with ``num_``.
-Nothing here imports torch or vLLM.
+that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of evaluation and
+LoRA in ``config_eval.py`` and ``config_lora.py``. The doc of a field is the string under it. Units are in the name;
+counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from msgspec import Meta, field
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
+from prl.config_lora import LoraConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -149,7 +150,7 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
     """``[weights]``: how a new version travels into the engines."""
 
     transport: Literal["auto", "gloo", "nccl"] = "auto"
-    """``auto`` takes nccl where trainer and engines are on CUDA and gloo elsewhere."""
+    """``auto`` takes nccl where trainer and engines are on CUDA, and gloo elsewhere or where adapters travel alone."""
     timeout_s: PositiveFloat = 60.0
     """Deadline of one whole update, verification included."""
     verify_every: NonNegative = 1
@@ -210,6 +211,7 @@ class Config(Table, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     trainer: TrainerConfig = TrainerConfig()
+    lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
     kl: KlConfig = KlConfig()
     advantage: AdvantageConfig = AdvantageConfig()

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta, field
 
-from prl.config_fields import Fraction, NonNegative, NonNegativeFloat, PositiveFloat, Table
+from prl.config_fields import Fraction, NonNegative, NonNegativeFloat, PositiveFloat, Table, fill
 
 LOSS_OPTIONS: Mapping[str, Mapping[str, float]] = {
     "reinforce": {"ratio_clip": 5.0},
@@ -63,14 +62,14 @@ class LossConfig(Table, frozen=True, kw_only=True):
     """Keyword arguments of a loss of your own."""
 
     def __post_init__(self) -> None:
-        _fill(self, LOSS_OPTIONS.get(self.name, {}))
+        fill(self, LOSS_OPTIONS.get(self.name, {}))
 
 
 class KlConfig(Table, frozen=True, kw_only=True):
     """``[kl]``: how far the policy may go from the model that it started as."""
 
     coefficient: NonNegativeFloat = 0.0
-    """Factor of the penalty; 0 keeps no reference model."""
+    """Factor of the penalty; 0 keeps no reference model. Under LoRA the reference is the model without its adapters."""
     estimator: Literal["k1", "k2", "k3"] | None = None
     """With r = reference / policy: k1 = -log r, k2 = (log r)^2 / 2, k3 = r - 1 - log r (the default). In the loss, k1
     has a gradient of mean 0 on policy and does not hold the policy back: take k2 or k3 there, k1 in the reward."""
@@ -80,7 +79,7 @@ class KlConfig(Table, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.coefficient > 0:
-            _fill(self, {"estimator": "k3", "where": "loss"})
+            fill(self, {"estimator": "k3", "where": "loss"})
 
 
 class AdvantageConfig(Table, frozen=True, kw_only=True):
@@ -99,7 +98,7 @@ class AdvantageConfig(Table, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.zero_variance == "refill":
-            _fill(self, {"max_refills": 32})
+            fill(self, {"max_refills": 32})
 
 
 class OverlongConfig(Table, frozen=True, kw_only=True):
@@ -110,9 +109,3 @@ class OverlongConfig(Table, frozen=True, kw_only=True):
     their end (DAPO, equation 13). 0 costs nothing."""
     mask: bool = False
     """Do not train on completions that ended at a length limit; their reward still counts in their group."""
-
-
-def _fill(table: Table, defaults: Mapping[str, Any]) -> None:
-    for name, value in defaults.items():
-        if getattr(table, name) is None:
-            msgspec.structs.force_setattr(table, name, value)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,24 @@ from typing import Any
 import msgspec
 
 from prl.config import Config
+from prl.config_lora import LoraConfig
 from prl.errors import ConfigError
+from prl.plugins import nearest
 
 GIB = 1 << 30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATE_BYTES = 16
 """Per parameter in the trainer: float32 master weight, gradient and Adam's two moments."""
 REFERENCE_BYTES = 4
-"""Per parameter in the trainer where there is a reference model: a frozen float32 copy."""
+"""Per parameter in the trainer where there is a reference model: a frozen float32 copy. Under LoRA there is none."""
 PROCESS_GIB = {"engine": 1.0, "rank": 0.8, "controller": 0.5}
 """What a process holds before any model: mostly the libraries."""
 ACTIVATIONS_PER_LAYER = 17
 """Values of size ``hidden`` that a layer keeps per token for its backward pass (2 with checkpointing)."""
 _MAX_HEADER_BYTES = 100 << 20
+_NO_ADAPTER = re.compile(r"embed|wte|wpe|norm")
+"""Matrices that are no layer with an input."""
+_HEAD = "lm_head"
 _Raw = dict[str, msgspec.Raw]
 
 
@@ -46,6 +51,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     """Values that a layer caches per token for keys; as many for values."""
     max_positions: int | None
     """Longest context that the model was made for; None where it does not say."""
+    linears: dict[str, list[int]] = {}
+    """Out and in of every weight that ``lora.target_modules`` may name, by the layer's name."""
 
 
 class Need(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,17 +88,23 @@ def read_shape(folder: Path) -> ModelShape:
     path = folder / "config.json"
     raw = read_json(path)
     raw = raw.get("text_config", raw)
+    shapes = _shapes(folder)
     try:
         heads = int(raw["num_attention_heads"])
         hidden = int(raw["hidden_size"])
         head_dim = int(raw.get("head_dim") or hidden // heads)
         return ModelShape(
-            num_parameters=sum(_parameters(folder)),
+            num_parameters=sum(prod(shape) for _, shape in shapes),
             num_layers=int(raw["num_hidden_layers"]),
             hidden=hidden,
             vocabulary=int(raw["vocab_size"]),
             kv_width=int(raw.get("num_key_value_heads") or heads) * head_dim,
             max_positions=_max_positions(raw),
+            linears={
+                name.removesuffix(".weight"): shape
+                for name, shape in shapes
+                if name.endswith(".weight") and len(shape) == 2 and not _NO_ADAPTER.search(name)  # noqa: PLR2004 -- a matrix
+            },
         )
     except KeyError as error:
         raise ConfigError(f"{path} has no {error.args[0]!r}: it does not describe a causal language model") from error
@@ -106,13 +119,11 @@ def _max_positions(raw: dict[str, Any]) -> int | None:
     return int(stated) if stated and "factor" not in rope else None
 
 
-def _parameters(folder: Path) -> Iterator[int]:
+def _shapes(folder: Path) -> list[tuple[str, list[int]]]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder} has no *.safetensors: convert the model's weights to safetensors")
-    for file in files:
-        for tensor in _header(file).values():
-            yield prod(tensor.shape)
+    return [(name, tensor.shape) for file in files for name, tensor in _header(file).items()]
 
 
 class _Tensor(msgspec.Struct):
@@ -148,12 +159,41 @@ def estimate(config: Config, shape: ModelShape, *, on_gpu: bool) -> Need:
     per_layer = 2 if trainer.activation_checkpointing else ACTIVATIONS_PER_LAYER
     activations = tokens * shape.num_layers * shape.hidden * per_layer * width
     logits = 2 * tokens * shape.vocabulary * DTYPE_BYTES["float32"]
-    state = STATE_BYTES + (REFERENCE_BYTES if config.kl.coefficient > 0 else 0)
-    one_rank = shape.num_parameters * state // trainer.num_ranks + activations + logits
+    one_rank = _state(config, shape) // trainer.num_ranks + activations + logits
     libraries = PROCESS_GIB["controller"]
     libraries += engine.count * PROCESS_GIB["engine"] + trainer.num_ranks * PROCESS_GIB["rank"]
     total = engine.count * one_engine + trainer.num_ranks * one_rank + int(libraries * GIB)
     return Need(engine=one_engine, rank=one_rank, total=total)
+
+
+def _state(config: Config, shape: ModelShape) -> int:
+    """Bytes of weights, gradients, moments and reference over all ranks: of the whole model, or of the adapters."""
+    if config.lora.rank:
+        frozen = shape.num_parameters * DTYPE_BYTES[config.trainer.dtype]
+        return frozen + num_adapter_parameters(config.lora, shape) * STATE_BYTES
+    return shape.num_parameters * (STATE_BYTES + (REFERENCE_BYTES if config.kl.coefficient > 0 else 0))
+
+
+def num_adapter_parameters(lora: LoraConfig, shape: ModelShape) -> int:
+    """Parameters that ``[lora]`` trains.
+
+    Raises:
+        ConfigError: a name of ``lora.target_modules`` fits no layer of the model.
+    """
+    known = sorted({name.rpartition(".")[2] for name in shape.linears})
+    targets = (
+        lora.target_modules if isinstance(lora.target_modules, list) else [each for each in known if each != _HEAD]
+    )
+    chosen: dict[str, list[int]] = {}
+    for target in targets:
+        fitting = {name: size for name, size in shape.linears.items() if f".{name}".endswith(f".{target}")}
+        if not fitting:
+            raise ConfigError(
+                f"lora.target_modules: the model has no linear layer {target!r}{nearest(target, known)}; it has"
+                f" {', '.join(known)}"
+            )
+        chosen |= fitting
+    return sum(lora.rank * (out + into) for out, into in chosen.values())
 
 
 def machine_memory() -> tuple[int, int]:

@@ -105,9 +105,14 @@ def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None)
 
 
 def transport_of(config: Config) -> str:
-    """The weight transport: ``auto`` is nccl where vLLM and the trainer have GPUs of their own, gloo elsewhere."""
+    """The weight transport: ``auto`` is nccl where vLLM and the trainer have GPUs of their own, gloo elsewhere.
+
+    Adapters alone can only be merged by prl's own receivers, which are gloo's.
+    """
     if config.weights.transport != "auto":
         return config.weights.transport
+    if config.lora.publish == "adapters":
+        return "gloo"
     if config.trainer.kind == "simulated" or config.trainer.device == "cpu" or engine_kind(config)[0] != "vllm":
         return "gloo"
     wanted = config.engine.count * config.engine.tensor_parallel_size + config.trainer.num_ranks

@@ -14,9 +14,9 @@ import msgspec
 from prl import memory
 from prl.check import cross_check, sequences_in_flight
 from prl.config import Config
-from prl.errors import ConfigError
+from prl.errors import ConfigError, MissingExtraError
 from prl.models import resolve_model
-from prl.parts import engine_kind
+from prl.parts import engine_kind, installed
 from prl.rewards.base import REGISTRY
 from prl.trainer.launch import split_address
 
@@ -35,9 +35,11 @@ def before_start(config: Config) -> list[Finding]:
 
     Raises:
         ConfigError: the configuration cannot run here.
-        MissingExtraError: the configured engine is not installed.
+        MissingExtraError: the configured engine, or peft where there are adapters to train, is not installed.
     """
     cross_check(config)
+    if config.lora.rank and not installed("peft"):
+        raise MissingExtraError("peft", "lora", f"lora.rank = {config.lora.rank}")
     for reward in config.rewards:
         REGISTRY.find(reward.name)
     _files(config)
@@ -117,7 +119,7 @@ def _model(config: Config) -> list[Finding]:
         return [Finding(topic="model", text=text, is_note=True)]
     shape = _context(config, folder)
     text = f"{config.model}: {_count(shape.num_parameters)} parameters, context {shape.max_positions or 'not stated'}"
-    return [Finding(topic="model", text=text), *_memory(config, shape)]
+    return [Finding(topic="model", text=text), *_lora(config, shape), *_memory(config, shape)]
 
 
 def _context(config: Config, folder: Path) -> memory.ModelShape:
@@ -129,6 +131,15 @@ def _context(config: Config, folder: Path) -> memory.ModelShape:
             f" {folder / 'config.json'} says max_position_embeddings = {shape.max_positions}"
         )
     return shape
+
+
+def _lora(config: Config, shape: memory.ModelShape) -> list[Finding]:
+    lora = config.lora
+    if lora.rank == 0:
+        return []
+    trained = memory.num_adapter_parameters(lora, shape)
+    share = f"{_count(trained)} parameters, {trained / shape.num_parameters:.1%} of the model's"
+    return [Finding(topic="lora", text=f"rank {lora.rank}, {share}, published {lora.publish}")]
 
 
 def _folder(model: str) -> Path | None:

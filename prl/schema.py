@@ -139,11 +139,13 @@ def _words(info: inspect.Type) -> str:
         case inspect.IntType() | inspect.FloatType():
             words = ("an integer" if isinstance(info, inspect.IntType) else "a number") + _bounds(info)
         case inspect.LiteralType(values):
-            words = "one of " + ", ".join(map(repr, values))
+            words = ("one of " if len(values) > 1 else "") + ", ".join(map(repr, values))
         case inspect.UnionType(types):
             words = " or ".join(_words(each) for each in types if not isinstance(each, inspect.NoneType))
         case inspect.TupleType(items):
             words = f"a list of {len(items)}: " + ", ".join(map(_words, items))
+        case inspect.ListType(inspect.StrType(), least):
+            words = f"a list of {least} or more strings" if least else "a list of strings"
         case inspect.VarTupleType(item):
             words = f"a list, each {_words(item)}"
         case inspect.DictType():

@@ -192,7 +192,8 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     transport: str
     manifest: list[TensorSpec]
-    """What is sent, in sending order: one canonical name per tensor, tied names once."""
+    """What is sent, in sending order: one canonical name per tensor, tied names once. Or adapters alone, as two tensors
+    for each of their weights (see ``adapters.py``)."""
 
 
 class WeightGroup(msgspec.Struct, frozen=True, kw_only=True):

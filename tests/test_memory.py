@@ -6,14 +6,24 @@ import os
 import struct
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from prl.config import Config, EngineConfig, TrainerConfig
 from prl.config_algorithm import KlConfig
+from prl.config_lora import LoraConfig
 from prl.errors import ConfigError
-from prl.memory import GIB, ModelShape, estimate, gpu_memory, machine_memory, read_shape
+from prl.memory import (
+    GIB,
+    ModelShape,
+    estimate,
+    gpu_memory,
+    machine_memory,
+    num_adapter_parameters,
+    read_shape,
+)
 from tests.model_folder import NUM_PARAMETERS, make_model_folder
 
 BIG = ModelShape(
@@ -25,7 +35,13 @@ def test_the_shape_is_read_from_headers_alone(tmp_path: Path) -> None:
     """Parameters are counted tensor by tensor; the cache's width is that of the key-value heads."""
     shape = read_shape(make_model_folder(tmp_path))
     expected = ModelShape(
-        num_parameters=NUM_PARAMETERS, num_layers=2, hidden=16, vocabulary=64, kv_width=16, max_positions=512
+        num_parameters=NUM_PARAMETERS,
+        num_layers=2,
+        hidden=16,
+        vocabulary=64,
+        kv_width=16,
+        max_positions=512,
+        linears={"model.layers.0.self_attn.q_proj": [16, 16]},
     )
     assert shape == expected
 
@@ -85,6 +101,40 @@ def test_the_estimate_is_the_sum_of_terms_that_can_be_checked_by_hand() -> None:
     assert need.total > 4 * (need.engine + need.rank)
     with_reference = msgspec.structs.replace(config, kl=KlConfig(coefficient=0.1))
     assert estimate(with_reference, BIG, on_gpu=True).rank == need.rank + 7_600_000_000 * 4 // 4
+
+
+LINEARS = {"layers.0.q_proj": [8, 4], "layers.0.up_proj": [16, 8], "lm_head": [64, 8]}
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ("all-linear", 12 + 24),
+        (["q_proj"], 12),
+        (["layers.0.q_proj", "lm_head"], 12 + 72),
+        (["q_proj", "0.q_proj"], 12),
+    ],
+)
+def test_adapters_are_counted(targets: Any, expected: int) -> None:
+    """Rank times (out + in) for each layer that is named, once; the head only by name."""
+    shape = msgspec.structs.replace(BIG, linears=LINEARS)
+    assert num_adapter_parameters(LoraConfig(rank=3, target_modules=targets), shape) == 3 * expected
+
+
+def test_a_layer_that_the_model_does_not_have_is_named() -> None:
+    """With the nearest and all there are."""
+    shape = msgspec.structs.replace(BIG, linears=LINEARS)
+    with pytest.raises(ConfigError, match=r"'q_porj' \(did you mean 'q_proj'\?\); it has lm_head, q_proj, up_proj"):
+        num_adapter_parameters(LoraConfig(rank=3, target_modules=["q_proj", "q_porj"]), shape)
+
+
+def test_under_lora_the_base_is_held_once_in_the_compute_dtype() -> None:
+    """State of 16 bytes for each parameter of the adapters, 2 for each of the base in bfloat16, and no reference."""
+    full = Config(model="m", trainer=TrainerConfig(num_ranks=4, dtype="bfloat16"), kl=KlConfig(coefficient=0.1))
+    shape = msgspec.structs.replace(BIG, linears=LINEARS)
+    saved = estimate(full, shape, on_gpu=True).rank
+    saved -= estimate(msgspec.structs.replace(full, lora=LoraConfig(rank=4)), shape, on_gpu=True).rank
+    assert saved == (7_600_000_000 * (16 + 4 - 2) - 4 * 36 * 16) // 4
 
 
 def test_on_a_cpu_the_cache_is_as_large_as_configured_at_most() -> None:

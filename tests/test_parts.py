@@ -11,6 +11,7 @@ import pytest
 
 from prl import parts
 from prl.config import Config, EngineConfig, PipelineConfig, TrainerConfig
+from prl.config_lora import LoraConfig
 
 CONFIG = Config(model="builtin:tiny-math", engine=EngineConfig(count=2), trainer=TrainerConfig(num_ranks=2))
 
@@ -46,6 +47,15 @@ def test_the_transformers_engine_takes_gloo(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(parts, "installed", lambda _: False)
     monkeypatch.setattr(parts, "gpu_memory", lambda: [80 << 30] * 8)
     assert parts.transport_of(CONFIG) == "gloo"
+
+
+def test_adapters_alone_take_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only prl's own receivers can merge them; merged weights take what there is."""
+    monkeypatch.setattr(parts, "installed", lambda _: True)
+    monkeypatch.setattr(parts, "gpu_memory", lambda: [80 << 30] * 8)
+    for publish, transport in (("merged", "nccl"), ("adapters", "gloo")):
+        lora = LoraConfig(rank=8, publish=publish)  # type: ignore[arg-type]
+        assert parts.transport_of(msgspec.structs.replace(CONFIG, lora=lora)) == transport
 
 
 def test_engines_get_cores_of_their_own_where_there_are_enough() -> None:

@@ -42,6 +42,19 @@ def test_it_says_what_would_run(tmp_path: Path) -> None:
     assert found["pace"] == "8 prompts x 8 completions a step, lag at most 1"
 
 
+def test_what_adapters_train_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank, parameters, and how they travel; a wrong layer is refused, and peft must be there."""
+    model = make_model_folder(tmp_path)
+    found = facts(preflight.before_start(config(model, lora={"rank": 2})))
+    assert found["lora"] == "rank 2, 64 parameters, 4.9% of the model's, published merged"
+    assert "lora" not in facts(preflight.before_start(config(model)))
+    with pytest.raises(ConfigError, match="did you mean 'q_proj'"):
+        preflight.before_start(config(model, lora={"rank": 2, "target_modules": ["k_proj"]}))
+    monkeypatch.setattr(preflight, "installed", lambda package: package != "peft")
+    with pytest.raises(MissingExtraError, match=r"lora.rank = 2 .*prl-train\[lora\]"):
+        preflight.before_start(config(model, lora={"rank": 2}))
+
+
 def test_a_missing_model_is_one_line(tmp_path: Path) -> None:
     """A path that holds nothing, a name that the hub cannot have."""
     with pytest.raises(ConfigError, match="does not exist"):

@@ -9,6 +9,8 @@ Invariants:
   after it, while the engine stands still.
 - A reload that fails (a name the model does not know, a tensor it misses) leaves no half-buffered layer behind, so that
   the next load starts clean and overwrites everything.
+- An update of adapters is merged with the model's files (``prl/adapters.py``) as it arrives and goes on as a whole one,
+  under the checkpoint's names: how vLLM fuses and shards its layers stays its own business.
 - What vLLM derived from a weight is derived again. Its layer-wise reload does that for each layer that received a
   tensor; a tied output head receives none, so it is done here (see ``repack_tied_heads``).
 - Every process that vLLM starts for prl ends when its parent does.
@@ -24,7 +26,7 @@ import itertools
 import multiprocessing
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +44,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from prl import adapters
 from prl.engines.vllm_twin import Twin, has_twin
 from prl.errors import WeightSyncError
 from prl.process import die_with_parent
@@ -103,6 +106,7 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._group: GlooGroup | None = None
+        self._base: adapters.Base | None = None
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="prl-weights")
         self._staged: Future[Arrived] | None = None
 
@@ -158,12 +162,20 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
         with contextlib.closing(self._group.receive(update_info.version, manifest)) as tensors:
             try:
                 # Not to the end, which tells the sender that this rank is ready to put the version in place.
-                arrived.take(self.model, itertools.islice(tensors, len(manifest)))
+                brought = itertools.islice(tensors, len(manifest))
+                thin = adapters.are_in(update_info.names)
+                arrived.take(self.model, self._merged(arrived.version, brought) if thin else brought)
             finally:
                 # An update that does not fit the model fails its load. The group hears of transfers only.
                 for _ in tensors:
                     pass
         return arrived
+
+    def _merged(self, version: int, halves: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """All weights in the model's files, those with an adapter merged before this returns."""
+        base = self._base = self._base or adapters.Base(self.model_config.model)
+        merged = base.merged(version, dict(halves), self.model_config.dtype)
+        return ((name, merged[name] if name in merged else base[name]) for name in base)
 
 
 class Arrived:

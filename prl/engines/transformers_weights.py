@@ -4,6 +4,7 @@ Invariants:
 
 - A replacement is all or nothing: everything is received and checked before the first tensor of the model is touched.
 - A manifest must name every tensor of the model once; tied tensors are one tensor, under any of their names.
+- An update of adapters is merged with the model's files (``prl/adapters.py``); what it does not name stays as it is.
 - Tensors travel in the dtype that the manifest declares and are converted to the engine's when they are copied.
 - The weight group stays in step with its other ranks whatever the model thinks of a manifest.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from prl import adapters
 from prl.engines.host_protocol import Start
 from prl.errors import WeightSyncError
 from prl.transfer import GlooGroup
@@ -44,8 +46,9 @@ class Arrived:
 
     def __init__(self, model: Any, update: WeightUpdate, group: GlooGroup) -> None:
         self._version, self._device = update.version, model.device
+        thin = adapters.are_in(spec.name for spec in update.manifest)
         try:
-            self._targets = _targets(model, update)
+            self._targets = _targets(model, update, thin=thin)
         except WeightSyncError:
             # Announcing something else than the sender is how a rank declines: every rank fails now, nobody waits.
             with contextlib.suppress(WeightSyncError):
@@ -55,6 +58,9 @@ class Arrived:
         for name, tensor in self._tensors.items():
             if not torch.isfinite(tensor).all():
                 raise WeightSyncError(f"version {update.version} of {name} holds a value that is not finite")
+        if thin:
+            base = adapters.Base(model.config.name_or_path)
+            self._tensors = base.merged(update.version, self._tensors, model.dtype)
 
     @torch.no_grad()
     def put_in_place(self, version: int) -> None:
@@ -67,11 +73,12 @@ class Arrived:
             torch.cuda.synchronize(self._device)  # the generation thread computes on a stream of its own
 
 
-def _targets(model: Any, update: WeightUpdate) -> dict[str, Tensor]:
-    """The model's tensor for each name of the manifest."""
+def _targets(model: Any, update: WeightUpdate, *, thin: bool) -> dict[str, Tensor]:
+    """The model's tensor for each weight that the manifest brings, be it as an adapter."""
+    manifest = adapters.weights_of(update.manifest) if thin else update.manifest
     tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
     named: dict[int, str] = {}
-    for spec in update.manifest:
+    for spec in manifest:
         tensor = tensors.get(spec.name)
         if tensor is None:
             raise WeightSyncError(
@@ -84,11 +91,12 @@ def _targets(model: Any, update: WeightUpdate) -> dict[str, Tensor]:
             )
         if (other := named.setdefault(id(tensor), spec.name)) != spec.name:
             raise WeightSyncError(f"version {update.version} brings {other} and {spec.name}, which are tied: send one")
-    if missing := sorted({name for name, tensor in tensors.items() if id(tensor) not in named}):
+    missing = sorted({name for name, tensor in tensors.items() if id(tensor) not in named})
+    if missing and not thin:
         raise WeightSyncError(
             f"version {update.version} lacks {len(missing)} of the engine model's tensors, such as {missing[0]}"
         )
-    return {spec.name: tensors[spec.name] for spec in update.manifest}
+    return {spec.name: tensors[spec.name] for spec in manifest}
 
 
 @torch.no_grad()

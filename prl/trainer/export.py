@@ -1,7 +1,8 @@
 """The trained weights as a Hugging Face folder that ``from_pretrained`` and every engine can read.
 
 The tensors are gathered one at a time to rank 0's host memory, in the dtype the engine serves: what is exported is what
-was sampled from and evaluated. The folder appears whole or not at all.
+was sampled from and evaluated. Under LoRA that is the merged model, and the adapters lie beside it in ``adapter/``, in
+float32 and in peft's own format. The folder appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from prl.trainer import checkpoint
+from prl.config_lora import LoraConfig
+from prl.trainer import checkpoint, lora
 from prl.trainer.model import Policy
 from prl.trainer.publish import gathered
 
+ADAPTER = "adapter"
 
-def export(policy: Policy, model: str, folder: Path, dtype: torch.dtype) -> None:
+
+def export(policy: Policy, model: str, folder: Path, dtype: torch.dtype, adapter: LoraConfig) -> None:
     """Write ``policy`` to ``folder`` with config and with the tokenizer of ``model``. A collective."""
     rank = dist.get_rank()
-    weights = {name: tensor.cpu() for name, tensor in gathered(policy.tensors, dtype) if rank == 0}
+    whole = gathered(lora.merged(policy.tensors, policy.adapters), dtype)
+    weights = {name: tensor.cpu() for name, tensor in whole if rank == 0}
+    thin = gathered(lora.halves(policy.adapters), torch.float32)
+    adapters = {name: tensor.cpu() for name, tensor in thin if rank == 0}
     if rank == 0:
         from transformers import AutoTokenizer  # noqa: PLC0415 -- seconds to import
 
@@ -27,5 +34,7 @@ def export(policy: Policy, model: str, folder: Path, dtype: torch.dtype) -> None
         policy.lm.config.dtype = dtype
         policy.lm.save_pretrained(partial, state_dict=weights)
         AutoTokenizer.from_pretrained(model).save_pretrained(partial)
+        if adapters:
+            lora.save_adapter(partial / ADAPTER, adapters, adapter, model)
         checkpoint.put(folder)
     dist.barrier()

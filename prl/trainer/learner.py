@@ -15,7 +15,9 @@ import random
 import resource
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +30,17 @@ from torch.distributed.tensor import DTensor
 
 from prl.config import Config
 from prl.errors import TrainerError
-from prl.trainer import checkpoint, shards
+from prl.trainer import checkpoint, lora, shards
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.export import export
 from prl.trainer.loss import Loss, LossTerms
-from prl.trainer.microbatch import pack, scored
-from prl.trainer.model import Policy, check_policy, load_policy, parameters_of
+from prl.trainer.microbatch import MicroBatch, pack, scored
+from prl.trainer.model import check_policy, load_policy, parameters_of
 from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tensors
 from prl.trainer.publish import Publisher
 from prl.types import Sample, WeightGroup, WeightUpdate
+
+_BASE = "base"
 
 
 class Learner:
@@ -50,7 +54,11 @@ class Learner:
         torch.manual_seed(config.seed + rank)
         dtype = getattr(torch, config.trainer.dtype)
         self.policy = load_policy(
-            model, device, dtype, activation_checkpointing=config.trainer.activation_checkpointing
+            model,
+            device,
+            dtype,
+            activation_checkpointing=config.trainer.activation_checkpointing,
+            adapter=config.lora,
         )
         self.parameters = parameters_of(self.policy)
         self._loss = Loss(config)
@@ -58,11 +66,11 @@ class Learner:
         self.optimizer = make_optimizer(self.parameters.values(), config.trainer)
         self.step = 0
         if resume is not None:
-            self.step = shards.load(resume, self._checkpointed())
+            self.step = self._load(resume)
         self._state = {} if resume is None or rank != 0 else checkpoint.read_state(resume)
         check_policy(self.policy, device, dtype)
         self._engine_dtype: torch.dtype = getattr(torch, config.engine.dtype)
-        self._publisher = Publisher(self.policy.tensors, self._engine_dtype, rank)
+        self._publisher = self._make_publisher(rank)
 
     def ready(self) -> TrainerReady:
         """What the controller is told at the start."""
@@ -128,25 +136,36 @@ class Learner:
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder."""
-        export(self.policy, self._model, folder, self._engine_dtype)
+        export(self.policy, self._model, folder, self._engine_dtype, self._config.lora)
 
     def close(self) -> None:
         """Leave the weight group and the other ranks."""
         self._publisher.close()
         dist.destroy_process_group()
 
-    def _load_reference(self, dtype: torch.dtype) -> Policy | None:
-        """The model that the run started from, sharded like the policy and frozen: what ``[kl]`` is relative to."""
+    def _make_publisher(self, rank: int) -> Publisher:
+        """Whole weights in the engine's dtype, or the adapters alone, which are small enough to stay float32."""
+        if self._config.lora.publish == "adapters":
+            return Publisher(lora.sent(self.policy.adapters), torch.float32, rank)
+        return Publisher(lora.merged(self.policy.tensors, self.policy.adapters), self._engine_dtype, rank)
+
+    def _load_reference(self, dtype: torch.dtype) -> Callable[[MicroBatch, float], Tensor] | None:
+        """What ``[kl]`` is relative to, the model that the run started from, as log-probabilities of a micro-batch.
+
+        Under LoRA it is the policy without its adapters, else a second model, sharded like the policy and frozen.
+        """
         if self._config.kl.coefficient == 0:
             return None
+        if self.policy.adapters:
+            return partial(self.policy.score, base=True)
         reference = load_policy(self._model, self._device, dtype)
         reference.requires_grad_(requires_grad=False)
-        return reference
+        return reference.score
 
     def _backward(self, samples: list[Sample], num_sequences: int) -> LossTerms:
         batch = pack(samples, self._device, single_row=self.policy.single_row)
         temperature = self._config.sampling.temperature
-        reference_N = None if self._reference is None else self._reference.score(batch, temperature)
+        reference_N = None if self._reference is None else self._reference(batch, temperature)
         logprobs_N, entropy_N = self.policy(batch, temperature, entropy_gradient=self._config.loss.entropy_bonus > 0)
         loss, terms = self._loss(logprobs_N, entropy_N, batch, reference_N=reference_N, num_sequences=num_sequences)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -171,12 +190,26 @@ class Learner:
         self.optimizer.step()
 
     def _checkpointed(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint holds, under names that do not collide."""
+        """Everything that a checkpoint holds, under names that do not collide. A collective.
+
+        Of the base that adapters are trained on, only what it takes to know it again.
+        """
         state = optimizer_tensors(self.optimizer, self.parameters)
+        model = self.parameters if self.policy.adapters else self.policy.tensors
         return {
-            **{f"model/{name}": tensor for name, tensor in self.policy.tensors.items()},
+            **{f"model/{name}": tensor for name, tensor in model.items()},
             **{f"optimizer/{name}": tensor for name, tensor in state.items()},
+            **({_BASE: lora.base_bits(self.policy.tensors)} if self.policy.adapters else {}),
         }
+
+    def _load(self, folder: Path) -> int:
+        """Take up a checkpoint; returns its step. Raises CheckpointError, also where it belongs to another base."""
+        tensors = self._checkpointed()
+        bits = {name: tensor.clone() for name, tensor in tensors.items() if name == _BASE}
+        step = shards.load(folder, tensors)
+        for name, expected in bits.items():
+            lora.check_base(folder, self._model, self.policy.tensors, expected, tensors[name])
+        return step
 
 
 def join_ranks(config: Config, local_rank: int) -> torch.device:

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- Master weights are float32 and sharded over the ranks; the forward and backward pass computes in the compute dtype,
+- What is trained is float32 and sharded over the ranks; the forward and backward pass computes in the compute dtype,
   and gradients are summed over ranks in float32. They are summed, not averaged: the loss already has its global
   denominator.
 - The model is only ever called through ``Policy.forward``, the root of the sharding, which is where FSDP gathers the
@@ -11,6 +11,7 @@ Invariants:
   rank. The tensors under these names stay the same objects for the policy's whole life.
 - Samples of a packed row do not see one another. transformers keeps them apart by their restarting positions, but only
   without a cache; ``check_policy`` proves it at the start on the model at hand.
+- Under LoRA the base is frozen and the adapters are what is trained (``lora.py``); nothing else here differs.
 - Dropout is off: with it the trainer's distribution would not be the engine's.
 
 With ``sdpa``, rows that hold several samples cost a boolean attention mask of R x L x L bytes a micro-batch (tokens
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -32,7 +34,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
+from prl.config_lora import LoraConfig
 from prl.errors import TrainerError
+from prl.trainer import lora
 from prl.trainer.microbatch import MicroBatch, pack, scored
 
 MAX_LOGITS = 1 << 25
@@ -51,6 +55,8 @@ class Policy(nn.Module):
         """How micro-batches are best laid out for this model's attention: see ``microbatch``."""
         self.tensors: dict[str, Tensor] = {}
         """Every tensor of a checkpoint by its canonical name: sharded parameters, then persistent buffers."""
+        self.adapters: dict[str, lora.Adapter] = {}
+        """Sharded, by the name of the tensor that each is added to; empty without LoRA."""
 
     def forward(
         self, batch: MicroBatch, temperature: float, *, direct: bool = False, entropy_gradient: bool = False
@@ -81,10 +87,11 @@ class Policy(nn.Module):
         return _judge(head(hidden_ND), targets_N, temperature, entropy_gradient=entropy_gradient)
 
     @torch.no_grad()
-    def score(self, batch: MicroBatch, temperature: float, *, direct: bool = False) -> Tensor:
-        """Log-probabilities of ``batch``'s targets, without gradient."""
+    def score(self, batch: MicroBatch, temperature: float, *, direct: bool = False, base: bool = False) -> Tensor:
+        """Log-probabilities of ``batch``'s targets, without gradient; ``base``: without adapters."""
         try:
-            logprobs_N: Tensor = self(batch, temperature, direct=direct)[0]
+            with lora.disabled(self.lm) if base else nullcontext():
+                logprobs_N: Tensor = self(batch, temperature, direct=direct)[0]
         finally:
             if isinstance(self, FSDPModule):
                 self.reshard()  # without a backward pass nothing else would give the gathered root back
@@ -108,21 +115,31 @@ def _judge(
 
 
 def load_policy(
-    model: str, device: torch.device, dtype: torch.dtype, *, activation_checkpointing: bool = False
+    model: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    activation_checkpointing: bool = False,
+    adapter: LoraConfig | None = None,
 ) -> Policy:
     """Load ``model`` (a folder or hub name) and shard it over all ranks of the default process group.
 
     Rank 0 reads the files; the others allocate memory that they never touch, and get their shards from rank 0.
 
     Raises:
-        TrainerError: the checkpoint lacks weights, or the model is of a kind that cannot be trained here.
+        TrainerError: the checkpoint lacks weights, or the model is of a kind that cannot be trained here, or has no
+            place for the adapters that are asked for.
+        MissingExtraError: adapters are asked for and peft is not installed.
     """
     attention = _attention(device, dtype)
     lm = _read(model, attention) if dist.get_rank() == 0 else _allocate(model, attention)
+    if adapter is not None and adapter.rank:
+        lora.inject(lm, adapter, model, dtype)
     policy = Policy(lm.eval())
     _shard(policy, device, dtype, activation_checkpointing=activation_checkpointing)
     persistent = lm.state_dict().keys()
-    parameters = dict(lm.named_parameters())
+    policy.adapters = lora.adapters_of(lm)
+    parameters = {lora.base_name(name): tensor for name, tensor in lm.named_parameters() if ".lora_" not in name}
     buffers = {name: buffer for name, buffer in lm.named_buffers() if name in persistent}
     policy.tensors = {**parameters, **buffers}
     if lm.config.tie_word_embeddings and lm.get_input_embeddings().weight is not lm.get_output_embeddings().weight:
@@ -132,6 +149,8 @@ def load_policy(
 
 def parameters_of(policy: Policy) -> dict[str, Tensor]:
     """The trainable tensors by name, as shards."""
+    if policy.adapters:
+        return lora.halves(policy.adapters)
     return {name: tensor for name, tensor in policy.tensors.items() if isinstance(tensor, nn.Parameter)}
 
 

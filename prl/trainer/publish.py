@@ -5,14 +5,14 @@ Invariants:
 - The manifest is the policy's own list of tensors in the engine's dtype: what is sent is what the engine holds, so the
   cast happens once, here, and an update costs no more bytes than it must. Integer buffers keep their type.
 - All ranks gather the same tensors in the same order, one at a time: beyond the shards, a rank holds one full tensor
-  (and the sender what its transport buffers).
+  (and the sender what its transport buffers), or the parts of one that is computed.
 - An ``update`` whose manifest is not the policy's is refused before the first collective, on every rank alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,14 @@ from torch.distributed.tensor import DTensor
 from prl.errors import WeightSyncError
 from prl.transfer import GlooGroup
 from prl.types import TensorSpec, WeightGroup, WeightUpdate
+
+
+class Computed(NamedTuple):
+    """A floating tensor that is made of whole others when its turn comes."""
+
+    shape: torch.Size
+    parts: tuple[Tensor, ...]
+    make: Callable[..., Tensor]
 
 
 class Sender(Protocol):
@@ -35,7 +43,7 @@ class Sender(Protocol):
         ...
 
 
-def manifest_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[TensorSpec]:
+def manifest_of(tensors: Mapping[str, Tensor | Computed], dtype: torch.dtype) -> list[TensorSpec]:
     """What an update sends: ``tensors`` in their order, floating ones as ``dtype``."""
     return [
         TensorSpec(name=name, dtype=_name(_wire_dtype(tensor, dtype)), shape=list(tensor.shape))
@@ -44,17 +52,17 @@ def manifest_of(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> list[Tenso
 
 
 @torch.no_grad()
-def gathered(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def gathered(tensors: Mapping[str, Tensor | Computed], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """Each tensor whole and in its wire dtype, one at a time. A collective: every rank must exhaust it."""
     for name, tensor in tensors.items():
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        full = tensor.make(*map(_whole, tensor.parts)) if isinstance(tensor, Computed) else _whole(tensor)
         yield name, full.detach().to(_wire_dtype(tensor, dtype)).contiguous()
 
 
 class Publisher:
     """One rank's part in every transfer."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, rank: int) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor | Computed], dtype: torch.dtype, rank: int) -> None:
         self._tensors, self._dtype, self._rank = tensors, dtype, rank
         self.manifest = manifest_of(tensors, dtype)
         self._sender: Sender | None = None
@@ -113,8 +121,12 @@ class NcclSender:
         self._communicator.destroy()
 
 
-def _wire_dtype(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    return dtype if tensor.is_floating_point() else tensor.dtype
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _wire_dtype(tensor: Tensor | Computed, dtype: torch.dtype) -> torch.dtype:
+    return dtype if isinstance(tensor, Computed) or tensor.is_floating_point() else tensor.dtype
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -23,6 +23,7 @@ from tests.engines.transformers_factory import (
     VOCAB_SIZE,
     Publisher,
     Stream,
+    add_adapters,
     child_pid,
     closing_stream,
     decoding,
@@ -299,6 +300,28 @@ async def test_each_group_of_parameters_arrives(setup: Setup) -> None:
         assert gap(score, await setup.engine.score(PROMPT)) < TOLERANCE, name
         stream = await sample(setup.engine, PROMPT, decoding(max_tokens=6))
         assert gap(reference(model, PROMPT, stream.token_ids), stream.logprobs) < TOLERANCE, name
+
+
+@module_loop
+async def test_adapters_alone_are_added_to_the_models_files(setup: Setup) -> None:
+    """Updates of two halves a weight give base + B A, each from the files anew; halves that do not fit are refused."""
+    base = tiny_model(tied=setup.model.config.tie_word_embeddings)
+    setup.model.load_state_dict(base.state_dict())
+    await setup.publisher.push(setup.model)
+    for parts in (["proj"], ["proj"]):
+        setup.model.load_state_dict(base.state_dict())
+        halves = add_adapters(setup.model, *parts)
+        assert gap(reference(setup.model, PROMPT[:1], PROMPT[1:]), await setup.engine.score(PROMPT)) > TOLERANCE
+        await setup.engine.pause()
+        assert await setup.publisher.send(halves) == [None, None]
+        await setup.engine.resume()
+        assert gap(reference(setup.model, PROMPT[:1], PROMPT[1:]), await setup.engine.score(PROMPT)) < TOLERANCE
+    await setup.engine.pause()
+    _, failure = await setup.publisher.send(dict(list(halves.items())[1:]))
+    assert "has no other" in str(failure)
+    _, failure = await setup.publisher.send({name: half * torch.inf for name, half in halves.items()})
+    assert "not finite" in str(failure)
+    await setup.publisher.push(setup.model)
 
 
 @module_loop

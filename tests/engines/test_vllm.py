@@ -31,6 +31,7 @@ from prl.engines.vllm import VllmEngine
 from prl.errors import EngineDeadError, EngineError, WeightSyncError
 from tests.engines import vllm_probes
 from tests.engines.contract import Stream
+from tests.engines.transformers_factory import add_adapters
 from tests.engines.vllm_factory import (
     FIRST_READABLE,
     MAX_NUM_SEQS,
@@ -146,6 +147,65 @@ async def reloading(fleet: Fleet, push: Any) -> None:
     order.touch()
     await push()
     order.unlink()
+
+
+@pytest.mark.parametrize(
+    ("tied", "parts"),
+    [
+        (True, ["proj"]),
+        (True, ["q_proj"]),
+        (True, ["gate_proj", "v_proj"]),
+        (False, ["proj"]),
+        (False, ["lm_head", "down_proj"]),
+    ],
+    ids=lambda value: ("tied" if value else "untied") if isinstance(value, bool) else value[0],
+)
+async def test_adapters_alone_are_added_to_the_models_files(fleet: Fleet, tied: bool, parts: list[str]) -> None:
+    """After updates of two halves a weight the engines compute with base + B A, parts of fused layers and biases too.
+
+    Each update starts from the files again: nothing of the weights that were served before is left. It may be staged,
+    and where the model has no twin, vLLM reloads it.
+    """
+    trainer = fleet.tied if tied else fleet.untied
+    perturb(trainer.model, "")
+    await trainer.push()
+    base = tiny_model(tied=tied).state_dict()
+
+    async def stage(halves: dict[str, torch.Tensor]) -> None:
+        await trainer.put_in_place(await trainer.stage(halves))
+
+    async def reload(halves: dict[str, torch.Tensor]) -> None:
+        await reloading(fleet, partial(trainer.push, halves))
+
+    for push in (stage, reload, trainer.push):
+        trainer.model.load_state_dict(base)
+        halves = add_adapters(trainer.model, *parts)
+        before = [await gap(trainer, engine) for engine in trainer.engines]
+        assert min(before) > 10 * TOLERANCE
+        await push(halves)
+        assert max([await gap(trainer, engine) for engine in trainer.engines]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda halves: dict(list(halves.items())[1:]), "has no other"),
+        (lambda halves: {name.replace("q_proj", "w_proj"): half for name, half in halves.items()}, "w_proj"),
+        (lambda halves: {name: half * torch.inf for name, half in halves.items()}, "not finite"),
+    ],
+    ids=["half", "unknown", "inf"],
+)
+async def test_adapters_that_do_not_fit_are_refused(fleet: Fleet, spoil: Any, told: str) -> None:
+    """The load fails with the reason, and the next one is whole."""
+    trainer = fleet.untied
+    (engine,) = trainer.engines
+    trainer.model.load_state_dict(tiny_model(tied=False).state_dict())
+    halves = add_adapters(trainer.model, "q_proj")
+    await engine.pause()
+    _, failure = await trainer.send(spoil(halves))
+    assert told in str(failure)
+    await trainer.push(halves)
+    assert await gap(trainer, engine) < TOLERANCE
 
 
 async def test_tied_head_is_stale_without_repacking(fleet: Fleet) -> None:

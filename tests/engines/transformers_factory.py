@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from prl.adapters import names_of
 from prl.config import EngineConfig
 from prl.engines.base import Decoding, Engine
 from prl.engines.transformers import TransformersEngine
@@ -110,6 +111,18 @@ class Publisher:
 def tensors_of(model: Any) -> dict[str, torch.Tensor]:
     """Every parameter once, under its canonical name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def add_adapters(model: Any, *parts: str) -> dict[str, torch.Tensor]:
+    """Add to the weights whose names hold one of ``parts`` a product of rank 2; its halves by the wire's names."""
+    halves = {}
+    for name in [name for name, p in model.named_parameters() if p.ndim == 2 and any(part in name for part in parts)]:
+        weight = model.get_parameter(name)
+        down, up = 0.1 * torch.randn(2, weight.shape[1]), 0.5 * torch.randn(weight.shape[0], 2)
+        weight += up @ down
+        halves |= dict(zip(names_of(name), (down, up), strict=True))
+    return halves
 
 
 def manifest_of(tensors: dict[str, torch.Tensor]) -> list[TensorSpec]:

@@ -166,10 +166,10 @@ class Trainer:
             self.version = version
         return failures
 
-    async def push(self) -> int:
+    async def push(self, tensors: dict[str, torch.Tensor] | None = None) -> int:
         """Pause, load, resume on every engine; the version they now serve."""
         await self.everywhere("pause")
-        failures = await self.send(self.tensors())
+        failures = await self.send(tensors or self.tensors())
         assert not any(failures), failures
         await self.everywhere("resume")
         return self.version

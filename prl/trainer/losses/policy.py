@@ -59,7 +59,7 @@ def ratio(logprobs_N: Tensor, others_N: Tensor) -> Tensor:
 
 
 def reinforce(tokens: Tokens, *, ratio_clip: float) -> TokenLosses:
-    """-sg(min(c, w)) A log pi: truncated importance-weighted REINFORCE (PipelineRL, arXiv 2509.19128, section 5)."""
+    """-sg(min(c, w)) A log pi: truncated importance-weighted REINFORCE (PipelineRL, arXiv 2509.19128)."""
     ratio_N = ratio(tokens.logprobs_N.detach(), tokens.behaviour_N)
     weight_N = torch.clamp(ratio_N, max=ratio_clip)
     return TokenLosses(-(weight_N * tokens.advantages_N) * tokens.logprobs_N, ratio_N > ratio_clip)
@@ -69,13 +69,13 @@ def ppo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLosses:
     """-min(w A, clip(w, 1 - low, 1 + high) A): PPO (arXiv 1707.06347, equation 7).
 
     With group advantages this is GRPO (arXiv 2402.03300, equation 3), with high > low DAPO's clip-higher (arXiv
-    2503.14476, equation 10).
+    2503.14476, section 3.1).
     """
     return _clipped(ratio(tokens.logprobs_N, tokens.behaviour_N), tokens.advantages_N, clip_low, clip_high)
 
 
 def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLosses:
-    """-sg(clip(w, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equations 4 and 5).
+    """-sg(clip(w, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, section 3.1).
 
     The weight is clipped, not the update: every token keeps a gradient. With low = 1 this is ``reinforce`` with
     c = 1 + high.
@@ -111,7 +111,7 @@ def decoupled_ppo(tokens: Tokens, *, clip_low: float, clip_high: float, ratio_cl
 def masked_importance(tokens: Tokens, *, mask_low: float, mask_high: float) -> TokenLosses:
     """-sg(w) A log pi where low <= w <= high, else 0: IcePop (Ring-1T, arXiv 2510.18855).
 
-    w is the trained policy's ratio to the engine's, as in INTELLECT-3 (arXiv 2512.16144, equation 1).
+    w is the trained policy's ratio to the engine's, as in INTELLECT-3 (arXiv 2512.16144).
     """
     ratio_N = ratio(tokens.logprobs_N.detach(), tokens.behaviour_N)
     outside_N = (ratio_N < mask_low) | (ratio_N > mask_high)

@@ -1,6 +1,6 @@
 """The losses that TRL's ``GRPOTrainer`` defines too: the same tensors in, the same number and gradient out.
 
-Needs the extra ``trl`` (which brings ``accelerate`` and ``datasets``); skipped where it is not installed.
+TRL is one of the packages that the tests need (the extra ``dev``): where it is missing this fails, it is not skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from tests.trainer.losses.reference import Token
 from tests.trainer.test_loss import MAX_TOKENS, run
 
 torch: Any = pytest.importorskip("torch")
-pytest.importorskip("trl")
 
 pytestmark = [
     # about the versions of packages that this comparison does not use
@@ -92,6 +91,8 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.28}
         ({"name": "ppo", **CLIP, "aggregation": "sequence_mean"}, 0.0, {"loss_type": "grpo"}),
         ({"name": "ppo", **CLIP, "aggregation": "sequence_mean"}, 0.3, {"loss_type": "grpo"}),
         ({"name": "ppo", **CLIP, "aggregation": "fixed_length"}, 0.0, {"loss_type": "dr_grpo"}),
+        # what benchmarks/vs_trl.py trains with: prl's default aggregation
+        ({"name": "ppo", **CLIP, "aggregation": "token_sum"}, 0.0, {"loss_type": "luspo"}),
         (
             {"name": "gspo", **CLIP, "aggregation": "sequence_mean"},
             0.0,
@@ -101,7 +102,7 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.28}
         ({"name": "cispo", "clip_low": 1.0, "clip_high": 0.5}, 0.0, {"loss_type": "cispo", "epsilon_high": 1.5}),
         ({"name": "cispo", "clip_low": 1.0, "clip_high": 0.5}, 0.3, {"loss_type": "cispo", "epsilon_high": 1.5}),
     ],
-    ids=["grpo", "grpo with kl", "dr_grpo", "gspo", "cispo", "cispo with kl"],
+    ids=["grpo", "grpo with kl", "dr_grpo", "luspo by token", "gspo", "cispo", "cispo with kl"],
 )
 def test_same_tensors_same_number(loss: dict[str, Any], beta: float, theirs: dict[str, Any]) -> None:
     """Value and gradient agree to 1e-9, and so does the divergence that is reported."""
