@@ -36,9 +36,9 @@ def memory_of(pid: int) -> int:
     return total
 
 
-def run_job(folder: Path, settings: list[str]) -> dict[str, Any]:
-    """Run the job once and measure it."""
-    command = [sys.executable, "-m", "prl", "run", str(CONFIG), "--plain", "--run-dir", str(folder)]
+def run_job(folder: Path, settings: list[str], *, config: Path = CONFIG) -> dict[str, Any]:
+    """Run a configuration once and measure it."""
+    command = [sys.executable, "-m", "prl", "run", str(config), "--plain", "--run-dir", str(folder)]
     for setting in settings:
         command += ["--set", setting]
     started, peak = time.monotonic(), 0

@@ -30,11 +30,12 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from msgspec import Struct
 
 Split = Literal["train", "eval"]
+T = TypeVar("T")
 
 NUM_LEVELS = 6
 EVAL_ONE_IN = 10
@@ -70,7 +71,7 @@ def problem(level: int, index: int, seed: int, split: Split) -> Problem:
         raise ValueError(f"arithmetic has levels 1 to {NUM_LEVELS}, got {level!r}")
     if split not in ("train", "eval"):
         raise ValueError(f"arithmetic has the splits 'train' and 'eval', got {split!r}")
-    dice = _Dice(f"arithmetic/{level}/{index}/{seed}/{split}")
+    dice = Dice(f"arithmetic/{level}/{index}/{seed}/{split}")
     while True:
         draw = _DRAWERS[level](dice)
         if split_of(draw.operands) == split:
@@ -84,7 +85,7 @@ def split_of(operands: Sequence[int]) -> Split:
     return "eval" if int.from_bytes(digest, "big") % EVAL_ONE_IN == 0 else "train"
 
 
-class _Dice:
+class Dice:
     """Whole numbers from ``random()`` alone: ``randrange`` may change its sequence between Python versions."""
 
     def __init__(self, name: str) -> None:
@@ -95,15 +96,20 @@ class _Dice:
         return low + int(self._random() * (high - low + 1))
 
     def coin(self) -> bool:
+        """True or False, as likely."""
         return self._random() < 0.5  # noqa: PLR2004 - a fair coin
 
+    def one_of(self, choices: Sequence[T]) -> T:
+        """One of the choices, each as likely."""
+        return choices[self.between(0, len(choices) - 1)]
 
-def _addition(dice: _Dice) -> _Draw:
+
+def _addition(dice: Dice) -> _Draw:
     a, b = dice.between(0, 99), dice.between(0, 99)
     return _Draw(f"{a} + {b}", a + b, (a, b))
 
 
-def _addition_or_subtraction(dice: _Dice) -> _Draw:
+def _addition_or_subtraction(dice: Dice) -> _Draw:
     """Two numbers up to 99 are the whole and a part of it, so nothing leaves 0 to 99."""
     part, whole = sorted((dice.between(0, 99), dice.between(0, 99)))
     if dice.coin():
@@ -111,7 +117,7 @@ def _addition_or_subtraction(dice: _Dice) -> _Draw:
     return _Draw(f"{whole} - {part}", whole - part, (whole, part))
 
 
-def _longer(dice: _Dice) -> _Draw:
+def _longer(dice: Dice) -> _Draw:
     if dice.coin():
         a, b = sorted((dice.between(100, 999), dice.between(100, 999)))
         return _Draw(f"{a} + {b}", a + b, (a, b)) if dice.coin() else _Draw(f"{b} - {a}", b - a, (b, a))
@@ -123,12 +129,12 @@ def _longer(dice: _Dice) -> _Draw:
     return _Draw(f"{a} + {b} - {c}", a + b - c, (a, b, c))
 
 
-def _multiplication(dice: _Dice) -> _Draw:
+def _multiplication(dice: Dice) -> _Draw:
     a, b = dice.between(0, 99), dice.between(2, 9)
     return _Draw(f"{a} * {b}", a * b, (a, b))
 
 
-def _mixed(dice: _Dice) -> _Draw:
+def _mixed(dice: Dice) -> _Draw:
     a, b, c = dice.between(1, 20), dice.between(1, 20), dice.between(2, 9)
     low, high = sorted((a, b))
     forms = (
@@ -142,7 +148,7 @@ def _mixed(dice: _Dice) -> _Draw:
     return usable[dice.between(0, len(usable) - 1)]
 
 
-def _remainder(dice: _Dice) -> _Draw:
+def _remainder(dice: Dice) -> _Draw:
     """The quotient's octave is the lower of two draws, which makes each octave rarer than the one below it."""
     octave = min(dice.between(0, 6), dice.between(0, 6))
     quotient, divisor = dice.between(2**octave, 2 ** (octave + 1) - 1), dice.between(2, 7)
@@ -151,7 +157,7 @@ def _remainder(dice: _Dice) -> _Draw:
     return _Draw(f"{dividend} % {divisor}", rest, (dividend, divisor))
 
 
-_DRAWERS: dict[int, Callable[[_Dice], _Draw]] = {
+_DRAWERS: dict[int, Callable[[Dice], _Draw]] = {
     1: _addition,
     2: _addition_or_subtraction,
     3: _longer,

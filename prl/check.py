@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-from prl import settings
+from prl import settings, word_problems
 from prl.check_algorithm import check_algorithm
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
@@ -155,6 +155,11 @@ def _data(config: Config) -> Iterator[str]:
         yield "data.source = 'jsonl' needs data.path"
     if data.source != "jsonl" and data.path is not None:
         yield f"data.path = {data.path!r} conflicts with data.source = {data.source!r}: set data.source = 'jsonl'"
+    if data.source == "word_problems" and data.level > word_problems.NUM_LEVELS:
+        yield (
+            f"data.level = {data.level} conflicts with data.source = 'word_problems', whose levels are 1 to"
+            f" {word_problems.NUM_LEVELS}"
+        )
 
 
 def _rewards(config: Config) -> Iterator[str]:

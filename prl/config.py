@@ -86,6 +86,11 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """Share of a GPU's memory that one engine may use."""
     start_timeout_s: PositiveFloat = 300.0
     """Deadline for one engine to be ready."""
+    min_engines: Positive = 1
+    """An engine that dies is started again in the background. Where fewer than these serve for
+    ``recovery_timeout_s``, the run ends."""
+    recovery_timeout_s: PositiveFloat = 600.0
+    """How long the run waits for engines that are started again."""
     token_timeout_s: PositiveFloat = 60.0
     """Longest wait for the next token of an open stream while the engine is not paused."""
 
@@ -163,18 +168,20 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
 class DataConfig(Table, frozen=True, kw_only=True):
     """``[data]``: where prompts come from."""
 
-    source: Literal["arithmetic", "jsonl"] = "arithmetic"
-    """``arithmetic`` generates seeded problems; ``jsonl`` reads rows with ``prompt`` or ``messages``."""
+    source: Literal["arithmetic", "word_problems", "jsonl"] = "arithmetic"
+    """``arithmetic`` and ``word_problems`` generate seeded problems; ``jsonl`` reads rows with ``prompt`` or
+    ``messages``."""
     path: str | None = None
     """The JSONL file, relative to the working directory."""
     shuffle: bool = True
     """Order each epoch by (seed, epoch); false keeps the file's order."""
     system: str | None = None
-    """System message put before a row that has only a ``prompt``."""
+    """System message put before a row that has only a ``prompt``; absent: the chat template's own, if it has one."""
     level: Annotated[int, Meta(ge=1, le=6)] = 1
-    """Kind of the arithmetic source's problems: 1 to 5 by difficulty, 6 with a long tail of lengths."""
+    """Kind of generated problems: 1 to 5 as in the tables of ``arithmetic.py`` and ``word_problems.py``, and of the
+    arithmetic source 6, with a long tail of lengths."""
     num_prompts: Positive = 100_000
-    """Length of one epoch of the arithmetic source."""
+    """Length of one epoch of generated problems."""
     skip_bad_rows: bool = False
     """Skip and count malformed rows instead of refusing the file."""
 

@@ -27,7 +27,7 @@ class EvalConfig(Table, frozen=True, kw_only=True):
     max_tokens: Positive | None = None
     """Most tokens of one answer; absent: ``sampling.max_tokens``."""
     path: str | None = None
-    """Held-out JSONL; absent: arithmetic takes problems that training never sees, JSONL sets its last rows aside."""
+    """Held-out JSONL; absent: generated problems are such as training never sees, JSONL sets its last rows aside."""
     timeout_s: PositiveFloat = 300.0
     """Deadline of one evaluation."""
     max_block_s: PositiveFloat = 60.0

@@ -11,7 +11,8 @@
     admit     prompts, free slots    a free slot               release, drop               rollout tasks
     rollout   one prompt             its streams and scores    the engines, the rewards    a group, or a drop
     step      finished groups        the next batch's groups   finish                      version v+1, a report
-    watch     engines, trainer       the end of any of them    a death                     the run's failure
+    watch     engines, trainer       the end of any of them    a death                     another, or the run's failure
+    rejoin    restarted engines      one that is ready         its start                   its weights, and it serves
     pulse     progress counters      time                      time                        loop lag, StallError
 
 Every loop is a task of one group; what fails first is raised from ``step()`` as it was (``failure.py``). How far the
@@ -114,6 +115,7 @@ class Controller:
         self._consecutive_drops = 0
         self._reported_drops: Counter[str] = Counter()
         self._waits_for_batch = False
+        self._weights, self._pushed = asyncio.Lock(), asyncio.Event()
         self._clock = asyncio.get_running_loop().time
         self.meter = Meter(self._clock, self._engine_counters)
 
@@ -126,6 +128,7 @@ class Controller:
             loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
             loops.create_task(self._failure.guard("trainer watch", self._watch_trainer()))
             loops.create_task(self._failure.guard("pulse", self._pulse()))
+            loops.create_task(self._failure.guard("rejoin", self._rejoin()))
 
     async def _admit(self) -> None:
         async with asyncio.TaskGroup() as rollouts:
@@ -186,6 +189,17 @@ class Controller:
     async def _watch_trainer(self) -> None:
         raise TrainerError(await self._trainer.failed())
 
+    async def _rejoin(self) -> None:
+        """Bring engines that were started again up to date, also while no step can end for want of them."""
+        while True:
+            await self._engines.seats.newcomer()
+            self._pushed.clear()
+            async with self._weights:
+                if not self._round and self._engines.seats.apart:
+                    await self._sync.push(self._sync.version)
+                    continue
+            await self._pushed.wait()  # a conventional round goes on: its end pushes
+
     async def _pulse(self) -> None:
         """Measure the loop's lag, and end the run when a step waits for its batch and nothing moves."""
         progress, since = self._progress(), self._clock()
@@ -220,11 +234,12 @@ class Controller:
     async def _step(self) -> Step:
         taken = await self._take()
         groups = [group for _, group in taken]
-        trained, lag = await self._train(groups)
-        self._records.append(Trained(step=trained.step, prompt_ids=[group.prompt.id for group in groups]))
-        for ticket, _ in taken:
-            del self._untrained[ticket]
-        pushed = await self._push_at_end_of_round()
+        async with self._weights:
+            trained, lag = await self._train(groups)
+            self._records.append(Trained(step=trained.step, prompt_ids=[group.prompt.id for group in groups]))
+            for ticket, _ in taken:
+                del self._untrained[ticket]
+            pushed = await self._push_at_end_of_round()
         drops = self._drops_since_last_report()
         report = step_report(groups, lag, trained, pushed, timing=self.meter.lap(), dropped=drops)
         return Step(report=report, groups=groups)
@@ -267,6 +282,7 @@ class Controller:
             self.meter.evals_incomplete = await self._before_push()
             self.meter.eval_block_s = self._clock() - waits_since
         pushed = await self._sync.push(self.step_number)
+        self._pushed.set()
         log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed

@@ -7,6 +7,7 @@
     +-- MissingExtraError    an optional package is not installed; names the extra
     +-- EngineError          an engine refused or failed a request
     |   +-- EngineDeadError  an engine's process is gone; carries its last log lines
+    |   +-- EngineStalledError   an engine gave an open stream no token in time
     +-- TrainerError         a trainer rank failed, or broke the protocol; carries its last log lines
     |   +-- TrainerDeadError a rank is gone, or hangs: what a restart may mend
     +-- WeightSyncError      a weight push failed; names the side that failed
@@ -52,6 +53,10 @@ class EngineError(PrlError):
 
 class EngineDeadError(EngineError):
     """An engine's process is gone."""
+
+
+class EngineStalledError(EngineError):
+    """An engine gave an open stream no token in time."""
 
 
 class TrainerError(PrlError):

@@ -14,11 +14,14 @@ arrives while a nested group is closing on a failure can be lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn
 
 from prl.errors import PrlError
+
+PATIENCE_S = 10.0
+"""How long a side that is in the middle of something may take to end when another has failed."""
 
 
 def being_cancelled() -> bool:
@@ -138,8 +141,13 @@ class SideError(Exception):
         self.side, self.error = side, error
 
 
-async def together(pending: dict[str, str], what: str, **sides: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
+async def together(
+    pending: dict[str, str], what: str, *, patient: Collection[str] = (), **sides: Callable[[], Awaitable[Any]]
+) -> dict[str, Any]:
     """Do things side by side: all results by side, or SideError with the first failure, the others cancelled.
+
+    A ``patient`` side is not cancelled at once but given ``PATIENCE_S`` to end by itself: one that would be left in the
+    middle of something.
 
     ``pending[side]`` says what a side is doing. It stays where the side is cancelled or fails, so that whoever owns the
     deadline can name who had not answered, and why.
@@ -152,7 +160,10 @@ async def together(pending: dict[str, str], what: str, **sides: Callable[[], Awa
             pending[side] = f"{what} failed: {error}"
             failures.append(SideError(side, error))
             for other in tasks.keys() - {side}:
-                tasks[other].cancel()
+                if other in patient:
+                    asyncio.get_running_loop().call_later(PATIENCE_S, tasks[other].cancel)
+                else:
+                    tasks[other].cancel()
 
         pending[side] = what
         with failures_to(fail, f"the {what}"):
@@ -169,12 +180,14 @@ async def together(pending: dict[str, str], what: str, **sides: Callable[[], Awa
     return {side: task.result() for side, task in tasks.items()}
 
 
-async def together_as_it_was(what: str, **sides: Callable[[], Awaitable[Any]]) -> dict[str, Any]:
-    """Do things side by side: all results by side, or the first failure as it was, the others cancelled."""
+async def together_as_it_was(
+    what: str, *, patient: Collection[str] = (), **sides: Callable[[], Awaitable[Any]]
+) -> dict[str, Any]:
+    """Do things side by side, as ``together`` does: all results by side, or the first failure as it was."""
     error: Exception | None = None
     results: dict[str, Any] = {}
     try:
-        results = await together({}, what, **sides)
+        results = await together({}, what, patient=patient, **sides)
     except SideError as failed:
         error = failed.error
     if error is not None:

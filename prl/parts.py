@@ -30,7 +30,6 @@ from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer.base import Trainer
-from prl.trainer.kept import KeptTrainer
 from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
@@ -169,13 +168,14 @@ def make_refill(config: Config) -> Refill | None:
 
 def make_sync(
     config: Config,
-    trainer: KeptTrainer,
+    trainer: Trainer,
     engines: EnginePool,
     *,
     transport: str,
     manifest: list[TensorSpec],
     probe: list[int],
     join: Callable[[], Awaitable[None]],
+    mend: Callable[[], Awaitable[bool]],
 ) -> WeightSync:
     """What pushes weights as ``[weights]`` says, and compares both sides on the tokens of ``probe``."""
     return WeightSync(
@@ -188,7 +188,7 @@ def make_sync(
         timeout_s=config.weights.timeout_s,
         verify_every=config.weights.verify_every,
         join=join,
-        mend=trainer.revive_if_dead,
+        mend=mend,
     )
 
 

@@ -100,6 +100,8 @@ class Pipeline:
         self._wired: Wired | None = None
         self._eval_after: float | None = None
         self._run_is_open = False
+        self._tried_again: int | None = None
+        """The step after which a failed weight update was tried again although nobody was dead."""
 
     # ---- entering ----------------------------------------------------------------------------------------------------
 
@@ -160,8 +162,12 @@ class Pipeline:
         """Open engines and trainer side by side and join them for weight transfers."""
         config = self.config
         transport = await asyncio.to_thread(parts.transport_of, config)
-        engines = parts.make_engines(config, self._model, self.run_dir, transport)
-        self._pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
+        self._pool = EnginePool(
+            parts.make_engines(config, self._model, self.run_dir, transport),
+            config.engine,
+            gate_timeout_s=config.weights.timeout_s,
+            remake=lambda index: parts.make_engines(config, self._model, self.run_dir, transport)[index],
+        )
         self._trainer = KeptTrainer(
             lambda checkpoint: parts.make_trainer(config, self._model, self.run_dir, checkpoint),
             resume,
@@ -179,18 +185,34 @@ class Pipeline:
         return ready
 
     async def _join(self) -> None:
-        """Bring engines and trainer together in a new weight group, where the trainer is in none."""
-        if not self._trainer.apart:
+        """Bring engines and trainer together in a new weight group, unless all that are there are in one."""
+        await self._pool.seats.one_is_there()
+        if not (self._trainer.apart or self._pool.seats.apart):
             return
         group = self._pool.weight_group(
             transport=self._transport,
             address=LOOPBACK,
             port=free_port(LOOPBACK),
-            timeout_s=self.config.weights.timeout_s,
+            timeout_s=self.config.weights.timeout_s / 2,  # who did not come, or hangs, is named in time
         )
         await together_as_it_was(
-            "join", trainer=lambda: self._trainer.connect(group), engines=lambda: self._pool.connect(group)
+            "join",
+            patient={"trainer"},
+            trainer=lambda: self._trainer.connect(group),
+            engines=lambda: self._pool.connect(group),
         )
+
+    async def _mend(self) -> bool:
+        """After a weight update that failed: take out whoever was the cause; whether to try again.
+
+        Where all are alive and answer, it is tried once more in a new group: what failed may have been the network.
+        """
+        lost = await self._pool.weed()
+        revived = await self._trainer.revive_if_dead()
+        again = not (lost or revived) and self._tried_again != self.step_number
+        if again:
+            self._tried_again, self._pool.seats.apart = self.step_number, True
+        return lost or revived or again
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
         """Do the steps from ``first`` on again that the journal says were done."""
@@ -219,6 +241,7 @@ class Pipeline:
             manifest=self._manifest,
             probe=self._probe(),
             join=self._join,
+            mend=self._mend,
         )
         controller = Controller(
             source=self._source,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from prl import arithmetic
+from prl import arithmetic, word_problems
 from prl.config import Config
 from prl.errors import ConfigError, DataError
 from prl.jsonl import Rows
@@ -88,22 +88,27 @@ class Table(Protocol):
         ...
 
 
+GENERATORS = {"arithmetic": arithmetic.problem, "word_problems": word_problems.problem}
+"""What ``data.source`` may name besides files."""
+
+
 class Problems:
-    """Arithmetic problems as a table."""
+    """Generated problems as a table."""
 
     def __init__(self, config: Config, split: arithmetic.Split, num_rows: int) -> None:
+        self._source, self._problem = config.data.source, GENERATORS[config.data.source]
         self._level, self._seed, self._split, self._num_rows = config.data.level, config.seed, split, num_rows
 
     def __len__(self) -> int:
         return self._num_rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        problem = arithmetic.problem(self._level, index, self._seed, self._split)
+        problem = self._problem(self._level, index, self._seed, self._split)
         return {"prompt": problem.question, "answer": problem.answer, "level": problem.level}
 
     def where(self, index: int) -> str:
         """Level, split and index."""
-        return f"arithmetic problem {index} of level {self._level} ({self._split})"
+        return f"{self._source} problem {index} of level {self._level} ({self._split})"
 
 
 class Part:
@@ -273,10 +278,12 @@ def open_source(config: Config, tokenizer: Tokenizer, required_fields: Sequence[
     if config.eval.path is not None and num_eval:
         files.append(_read(config, config.eval.path, required_fields))
         held_out = files[0]
-    if config.data.source == "arithmetic":
+    if config.data.source in GENERATORS:
         missing = [field for field in required_fields if field not in Problems(config, "train", 1)[0]]
         if missing:
-            raise ConfigError(f"a reward needs the field {missing[0]!r}, which arithmetic prompts do not have")
+            raise ConfigError(
+                f"a reward needs the field {missing[0]!r}, which {config.data.source} prompts do not have"
+            )
         train = Problems(config, "train", config.data.num_prompts)
         return TablePrompts(config, tokenizer, train, held_out or Problems(config, "eval", num_eval), files=files)
     if config.data.path is None:

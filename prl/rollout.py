@@ -6,7 +6,9 @@ Invariants:
 - A member that comes to nothing (aborted, refused, unusable log-probabilities, unscored) leaves the group; it never
   counts as a reward of 0. A group of several goes on while at least two members remain, so that there is a baseline.
 - Only streams that ended with ``stop`` or ``length`` are scored, each as soon as it ends.
-- A bug, or an engine that died, is no outcome: it is reported to ``FirstFailure`` and ends the run.
+- A stream whose engine dies or stalls goes on with another one, behind the tokens that it has: they keep their
+  versions and log-probabilities, and what follows is sampled given them, so no length is favoured.
+- A bug, or the end of all engines, is no outcome: it is reported to ``FirstFailure`` and ends the run.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from typing import Protocol
 import msgspec
 
 from prl.engines.base import Decoding
-from prl.errors import EngineDeadError, EngineError
-from prl.failure import FirstFailure, being_cancelled, failures_to
+from prl.errors import EngineDeadError, EngineError, EngineStalledError
+from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
 from prl.ledger import Member, Sampled, completion_of
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
 
+MAX_DEATHS, MAX_STALLS = 8, 1
+"""Engines that may die, or stall, under one stream before it is given up."""
 MAX_ATTEMPTS = 2
 """A member whose stream comes to nothing is sampled once more."""
 
@@ -86,6 +90,8 @@ class Rollout:
         self._streams, self._score, self.decode = streams, score, decode
         self._decoding, self._group_size, self._timeout_s = decoding, group_size, timeout_s
         self._failure, self._seed = failure, seed
+        self.num_moved = 0
+        """Streams that went on with another engine."""
         self.members_dropped: Counter[str] = Counter()
         """Members that came to nothing, by reason, in groups that went on or not."""
 
@@ -177,7 +183,7 @@ class Rollout:
             member.finish = "length"
         if member.finish is None:
             try:
-                await self._stream(prompt, decoding, member, record)
+                await self._stream_on(prompt, decoding, member, record)
             except EngineDeadError:
                 raise
             except EngineError as error:
@@ -190,6 +196,25 @@ class Rollout:
         if not are_logprobs(member.logprobs):
             return Dropped(reason="bad_logprobs", message="the engine reported a log-probability that is none")
         return completion_of(member, self.decode)
+
+    async def _stream_on(
+        self, prompt: Prompt, decoding: Decoding, member: Member, record: Callable[[TokenChunk], None]
+    ) -> None:
+        """Sample to the end; an engine that dies or stalls leaves the rest to another, behind the tokens it gave."""
+        deaths = stalls = 0
+        first: EngineError | None = None
+        while True:
+            try:
+                return await self._stream(prompt, decoding, member, record)
+            except (EngineDeadError, EngineStalledError) as error:
+                if being_cancelled():
+                    raise asyncio.CancelledError from error
+                died = isinstance(error, EngineDeadError)
+                deaths, stalls = deaths + died, stalls + (not died)
+                first = first or error
+                if deaths > MAX_DEATHS or stalls > MAX_STALLS:
+                    raise_as_it_was(first)
+                self.num_moved += 1
 
     async def _stream(
         self, prompt: Prompt, decoding: Decoding, member: Member, record: Callable[[TokenChunk], None]

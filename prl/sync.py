@@ -23,7 +23,7 @@ from typing import Protocol
 
 import msgspec
 
-from prl.errors import WeightSyncError
+from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
@@ -115,7 +115,7 @@ class WeightSync:
                 await self._join()
                 report = await self._attempt(version)
                 break
-            except WeightSyncError as error:
+            except PrlError as error:
                 failed = error
             if not await self._mend():
                 raise_as_it_was(failed)
@@ -154,7 +154,9 @@ class WeightSync:
         if staged:
             await together(pending, "load", engines=partial(engines.load, update))
         else:
-            await together(pending, "transfer", trainer=publish, engines=partial(engines.load, update))
+            await together(
+                pending, "transfer", patient={"trainer"}, trainer=publish, engines=partial(engines.load, update)
+            )
         loaded = clock()
         await together(pending, "resume", engines=engines.resume)
         return {

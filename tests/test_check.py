@@ -102,6 +102,7 @@ def test_the_defaults_agree_with_each_other() -> None:
         ({"trainer": {"launch": "external"}}, ["trainer.launch = 'external'", "PRL_TOKEN"]),
         ({"data": {"source": "jsonl"}}, ["data.source = 'jsonl'", "data.path"]),
         ({"data": {"path": "x.jsonl"}}, ["data.path = 'x.jsonl'", "data.source = 'arithmetic'"]),
+        ({"data": {"source": "word_problems", "level": 6}}, ["data.level = 6", "'word_problems'", "1 to 5"]),
         ({"eval": {"every": 5, "num_samples": 0}}, ["eval.every = 5", "eval.num_samples = 0"]),
         ({"eval": {"num_answers": 4}}, ["eval.num_answers = 4", "eval.temperature = 0", "same greedy answer"]),
         (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from prl.check import cross_check
+from prl.models.make_smollm2 import OUT
 from prl.settings import load_config, to_toml
 
 ROOT = Path(__file__).parent.parent
@@ -32,3 +33,9 @@ def test_the_eight_gpu_config_uses_eight_gpus() -> None:
     """Engines and ranks together, one GPU each."""
     config = load_config(next(path for path in CONFIGS if "8xh100" in path.name))
     assert config.engine.count * config.engine.tensor_parallel_size + config.trainer.num_ranks == 8
+
+
+def test_the_real_models_config_names_the_folder_that_the_script_makes() -> None:
+    """Script and configuration agree without either being told."""
+    config = load_config(next(path for path in CONFIGS if path.name == "smollm2-135m.toml"))
+    assert config.model == str(OUT)

@@ -246,7 +246,7 @@ async def test_evaluation_beside_training(tmp_path: Path, mode: str) -> None:
     metrics = lines(run / "metrics.jsonl")
     blocked = {line["step"]: line["eval_block_s"] for line in metrics if line["eval_block_s"] > 0}
     next_push = 4 if mode == "conventional" else 3
-    assert blocked.get(next_push, 0.0) == pytest.approx(told[1]["block_s"])
+    assert blocked.get(next_push, 0.0) == pytest.approx(told[1]["block_s"], abs=0.1)  # files take real time
     assert set(blocked) <= {next_push, next_push + 2}
     assert mode == "conventional" or blocked
     assert told[1]["block_s"] < told[1]["seconds"]

@@ -216,3 +216,19 @@ def test_arithmetic_is_a_source(tokenizer: Tokenizer) -> None:
         assert str(eval(question)) == prompt.fields["answer"]
         assert prompt.fields["level"] == 1
     assert not {p.text for p in prompts} & {p.text for p in held_out}
+
+
+def test_word_problems_are_a_source(tokenizer: Tokenizer) -> None:
+    """Word problems come with their answer and level, in both splits, and are named in messages."""
+    settings = config(
+        engine={"max_model_len": 300}, data={"source": "word_problems", "level": 4}, eval={"num_samples": 20}
+    )
+    source = open_source(settings, tokenizer, ["answer"])
+    prompts, held_out = take(source, 50), source.held_out(20)
+    assert {prompt.fields["level"] for prompt in [*prompts, *held_out]} == {4}
+    assert all(prompt.messages[0]["content"].endswith("?") for prompt in [*prompts, *held_out])
+    assert not {p.text for p in prompts} & {p.text for p in held_out}
+    with pytest.raises(ConfigError, match="'tests', which word_problems prompts do not have"):
+        open_source(settings, tokenizer, ["tests"])
+    with pytest.raises(DataError, match=r"the first, word_problems problem 0 of level 1 \(train\)"):
+        open_source(config(data={"source": "word_problems", "num_prompts": 3}), tokenizer)

@@ -15,9 +15,10 @@ from prl.config import EngineConfig
 from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
-from prl.errors import EngineDeadError, EngineError, PrlError
+from prl.errors import EngineDeadError, EngineError, EngineStalledError, PrlError
 from prl.failure import FirstFailure
-from prl.rollout import Done, Dropped, Outcome, Rollout
+from prl.ledger import Member, Sampled
+from prl.rollout import MAX_DEATHS, Done, Dropped, Outcome, Rollout
 from prl.types import Abstained, Completion, Finish, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict
 from tests.factories import make_prompt
 from tests.virtual import in_virtual_time
@@ -80,6 +81,7 @@ def make_rollout(
     group_size: int = 2,
     failure: FirstFailure | None = None,
     seed: int | None = None,
+    record: Callable[[Sampled], None] = lambda _: None,
 ) -> Rollout:
     """A rollout over scripted streams; its text is the token ids."""
     return Rollout(
@@ -91,6 +93,7 @@ def make_rollout(
         timeout_s=TIMEOUT_S,
         failure=failure or FirstFailure(),
         seed=seed,
+        record=record,
     )
 
 
@@ -392,13 +395,51 @@ async def test_a_bug_in_a_reward_ends_the_run_at_once() -> None:
 
 
 @in_virtual_time
-async def test_a_dead_engine_ends_the_run_at_once() -> None:
-    """Field notes H, a dead child is not noticed: the death is the run's failure at once, and is not sampled again."""
-    failure, death = FirstFailure(), EngineDeadError("engine-0 is dead")
-    streams = Streams((1.0, death), STALLED)
-    assert await first_failure(make_rollout(streams, failure=failure), failure) == 1
-    assert failure.error is death
-    assert len(streams.asked) == 2
+async def test_engines_that_die_one_after_another_end_the_run() -> None:
+    """Field notes H, a dead child is not noticed: a stream is not moved for ever; its first death ends the run."""
+    failure, deaths = FirstFailure(), [EngineDeadError(f"engine-{number} is dead") for number in range(20)]
+    streams = Streams(*((1.0, death) for death in deaths))
+    assert await first_failure(make_rollout(streams, failure=failure, group_size=1), failure) == MAX_DEATHS + 1
+    assert failure.error is deaths[0]
+    assert len(streams.asked) == MAX_DEATHS + 1
+
+
+@pytest.mark.parametrize("error", [EngineDeadError("engine-0 is dead"), EngineStalledError("engine-0 gave no token")])
+@in_virtual_time
+async def test_a_stream_goes_on_with_another_engine(error: EngineError) -> None:
+    """What a dead or stalled engine sampled is kept, with its versions; the rest is sampled behind it, elsewhere."""
+    first = (chunk(7, version=3, logprob=-0.25), chunk(8, version=3), error)
+    streams, records = Streams(first, (chunk(9, version=4, finish="stop"),)), list[Any]()
+    rollout = make_rollout(streams, group_size=1, record=records.append)
+    [completion] = group_of(await rollout(make_prompt(5))).completions
+    assert completion == Completion(
+        token_ids=[7, 8, 9], logprobs=[-0.25, -0.5, -0.5], versions=[3, 3, 4], text="7 8 9", finish="stop"
+    )
+    prompt = make_prompt(5).token_ids
+    assert [(tokens, decoding.max_tokens) for tokens, decoding, _ in streams.asked] == [
+        (prompt, DECODING.max_tokens),
+        ([*prompt, 7, 8], DECODING.max_tokens - 2),
+    ]
+    assert [(record.attempt, record.chunk.token_ids) for record in records] == [(0, [7]), (0, [8]), (0, [9])]
+    assert rollout.num_moved == 1
+
+
+@in_virtual_time
+async def test_a_restored_member_goes_on_where_it_was() -> None:
+    """After a resume finished members are scored, others go on behind their tokens, and what is full is finished."""
+    full = [1] * DECODING.max_tokens
+    so_far = {
+        0: Member(token_ids=[7, 0], logprobs=[-0.5, -0.5], versions=[1, 2], finish="stop"),
+        1: Member(attempt=1, token_ids=[7], logprobs=[-0.5], versions=[1]),
+        2: Member(token_ids=list(full), logprobs=[-0.5] * len(full), versions=[1] * len(full)),
+    }
+    streams, records = Streams((chunk(9, version=2, finish="stop"),)), list[Any]()
+    outcome = await make_rollout(streams, group_size=3, record=records.append)(make_prompt(5), so_far)
+    assert [c.token_ids for c in group_of(outcome).completions] == [[7, 0], [7, 9], full]
+    assert [c.finish for c in group_of(outcome).completions] == ["stop", "stop", "length"]
+    assert [tokens for tokens, _, _ in streams.asked] == [[*make_prompt(5).token_ids, 7]]
+    assert [(record.member, record.attempt) for record in records] == [(1, 1)]
+    assert so_far[1].token_ids == [7]
 
 
 @in_virtual_time

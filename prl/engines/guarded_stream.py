@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
 
-from prl.errors import EngineError
+from prl.errors import EngineError, EngineStalledError
 from prl.types import TokenChunk
 
 CLOSE_TIMEOUT_S = 20.0
@@ -148,7 +148,7 @@ class GuardedStream:
             late = self._deadlines.end(self._wait, moved=chunk is not None)
         if late:
             limit = f"{self._deadlines.limit_s:g} s (engine.token_timeout_s)"
-            raise EngineError(f"{self._engine} gave an open stream no token for {limit}")
+            raise EngineStalledError(f"{self._engine} gave an open stream no token for {limit}")
         if cancelled is not None:
             raise cancelled
         return chunk

@@ -9,7 +9,7 @@ Invariants:
 - The wait for a token has a deadline, which does not run while the pool is paused.
 - Pause, load, resume, connect and score are done by all engines or fail: the error names each engine that failed, and
   the others are hardly waited for. After a load that failed nothing resumes until one has succeeded.
-- Closing is bounded in time and reaches every engine, whatever state it is in.
+- An engine that died is out at once, and the others go on; how it comes back is told in ``seats.py``.
 """
 
 from __future__ import annotations
@@ -24,14 +24,11 @@ from prl.config import EngineConfig
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
+from prl.engines.seats import Seat, Seats
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
-START_MARGIN_S = 10.0
-"""An engine that keeps its own start deadline says more about why, so it is given the time to."""
-CLOSE_TIMEOUT_S = 20.0
-"""Longest wait for one engine to close."""
 FAILURE_GRACE_S = 0.5
 """After one engine failed, how long the others have to fail too and be named, before they are cancelled."""
 T = TypeVar("T")
@@ -62,14 +59,22 @@ class EnginePool:
         engines: at least one, in the order of their weight-transfer ranks.
         config: placement and deadlines.
         gate_timeout_s: longest wait of a new stream for a paused pool to resume; give it ``weights.timeout_s``.
+        remake: makes another engine for a seat, not opened; None: the first death ends the run.
     """
 
-    def __init__(self, engines: Sequence[Engine], config: EngineConfig, *, gate_timeout_s: float) -> None:
-        self.engines = list(engines)
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        config: EngineConfig,
+        *,
+        gate_timeout_s: float,
+        remake: Callable[[int], Engine] | None = None,
+    ) -> None:
+        self.seats = Seats(engines, config, remake)
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
         self._config, self._gate_timeout_s = config, gate_timeout_s
-        self._placement = Placement(len(self.engines), config.placement)
+        self._placement = Placement(len(self.seats.all), config.placement)
         self._token_deadlines = TokenDeadlines(config.token_timeout_s)
         self._num_waiting = 0
         self._gate = asyncio.Event()
@@ -79,25 +84,31 @@ class EnginePool:
     async def open(self) -> None:
         """Start all engines side by side. If one fails, all are closed and its error is raised."""
         try:
-            await self._all("open", self._open_engine)
+            await self._all("open", self.seats.open)
         except BaseException:
             await self.close()
             raise
         self._opened_at = asyncio.get_running_loop().time()
         self._gate.set()
 
+    @property
+    def engines(self) -> list[Engine]:
+        """Whoever sits in the pool now."""
+        return [seat.engine for seat in self.seats.all]
+
     def weight_group(self, *, transport: str, address: str, port: int, timeout_s: float) -> WeightGroup:
-        """The group in which the trainer is rank 0 and the engines' workers are the ranks after it."""
-        world_size = 1 + sum(engine.num_workers for engine in self.engines)
+        """A group in which the trainer is rank 0 and the workers of the engines that are there come after it."""
+        world_size = 1 + sum(seat.engine.num_workers for seat in self.seats.there())
         return WeightGroup(transport=transport, address=address, port=port, world_size=world_size, timeout_s=timeout_s)
 
     async def connect(self, group: WeightGroup) -> None:
-        """Join ``group`` with every engine. It meets the trainer there: connect both side by side."""
-        offsets, rank = {}, 1
-        for engine in self.engines:
-            offsets[engine.name] = rank
-            rank += engine.num_workers
-        await self._all("connect", lambda engine: engine.connect(group, offsets[engine.name]))
+        """Join ``group`` with every engine that is there. It meets the trainer there: connect both side by side."""
+        offsets, rank, there = dict[str, int](), 1, self.seats.there()
+        for seat in there:
+            offsets[seat.engine.name] = rank
+            rank += seat.engine.num_workers
+        await self._all("connect", lambda engine: engine.connect(group, offsets[engine.name]), there)
+        self.seats.have_joined(there)
 
     async def generate(
         self, token_ids: list[int], decoding: Decoding, *, group: int
@@ -113,13 +124,9 @@ class EnginePool:
             EngineError: the engine refused, broke the protocol, or gave no token for ``engine.token_timeout_s``.
             EngineDeadError: the engine died.
         """
-        await self._pass_gate()
-        usable = [index for index, engine in enumerate(self.engines) if not engine.statistics().dead]
-        if not usable:
-            raise EngineDeadError("every engine is dead")
-        index = self._placement.place(group, usable)
+        seat = await self._place(group)
+        index, engine = seat.index, seat.engine
         try:
-            engine = self.engines[index]
             chunks = engine.generate(token_ids, decoding)
             deadlines, max_tokens = self._token_deadlines, decoding.max_tokens
             stream = GuardedStream(engine.name, chunks, max_tokens=max_tokens, deadlines=deadlines)
@@ -145,8 +152,10 @@ class EnginePool:
     async def load(self, update: WeightUpdate) -> None:
         """Receive ``update`` on every engine. The caller owns the deadline."""
         self._failed_load = f"the load of version {update.version} did not complete on every engine"
-        await self._all(f"load of version {update.version}", lambda engine: engine.load(update))
+        members = self.seats.members()
+        await self._all(f"load of version {update.version}", lambda engine: engine.load(update), members)
         self._failed_load = None
+        self.seats.have_loaded(members, update.version)
 
     async def resume(self) -> None:
         """Go on with every engine, then admit streams again."""
@@ -160,30 +169,21 @@ class EnginePool:
         """Log-probability of each token after the first under the current weights, by engine name."""
         return await self._all("score", lambda engine: engine.score(token_ids))
 
-    async def failed(self) -> str:
-        """Wait until an engine is dead, then return which and why, with its last log lines."""
-        async with asyncio.TaskGroup() as group:
-            watches = {engine.name: group.create_task(engine.failed()) for engine in self.engines}
-            await asyncio.wait(watches.values(), return_when=asyncio.FIRST_COMPLETED)
-            name, why = next((name, watch.result()) for name, watch in watches.items() if watch.done())
-            for watch in watches.values():
-                watch.cancel()
-        return f"{name} is dead: {why}"
-
     def statistics(self) -> PoolStatistics:
         """What the engines hold and did so far."""
-        snapshots = {engine.name: engine.statistics() for engine in self.engines}
+        snapshots = {seat.engine.name: seat.engine.statistics() for seat in self.seats.all}
         busy_s = sum(s.busy_s for s in snapshots.values()) / len(snapshots)
         open_s = asyncio.get_running_loop().time() - self._opened_at
         return PoolStatistics(
             versions={name: s.version for name, s in snapshots.items()},
-            running={engine.name: count for engine, count in zip(self.engines, self._placement.running, strict=True)},
+            running=dict(zip(snapshots, self._placement.running, strict=True)),
             waiting=self._num_waiting,
-            tokens_generated=sum(s.tokens_generated for s in snapshots.values()),
+            tokens_generated=sum(s.tokens_generated for s in snapshots.values())
+            + sum(seat.num_tokens_before for seat in self.seats.all),
             busy_s=busy_s,
             busy_fraction=busy_s / open_s if open_s > 0 else 0.0,
             paused=not self._gate.is_set(),
-            dead=[name for name, s in snapshots.items() if s.dead],
+            dead=[seat.engine.name for seat in self.seats.all if not seat.serves],
         )
 
     def describe(self) -> str:
@@ -197,36 +197,38 @@ class EnginePool:
     async def close(self) -> None:
         """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
         self._gate.clear()
-        async with asyncio.TaskGroup() as group:
-            for engine in self.engines:
-                group.create_task(self._close_engine(engine))
+        await self.seats.close()
 
-    async def _open_engine(self, engine: Engine) -> None:
-        try:
-            async with asyncio.timeout(self._config.start_timeout_s + START_MARGIN_S) as deadline:
-                await engine.open()
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            limit = f"{self._config.start_timeout_s:g} s (engine.start_timeout_s)"
-            raise EngineError(f"{engine.name} was not ready within {limit}") from None
+    async def failed(self) -> str:
+        """Keep the engines; return why the run cannot go on without those that were lost."""
+        return await self.seats.failed()
 
-    async def _close_engine(self, engine: Engine) -> None:
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await engine.close()
-        except Exception as error:  # noqa: BLE001 - raised, it would stand in for the error that ends the run
-            log.warning("an engine did not close", engine=engine.name, error=repr(error))
+    async def weed(self) -> bool:
+        """After an update that failed: give up the engines that are dead or do not answer; whether there were any."""
+        self._gate.clear()
+        self._token_deadlines.stop()
+        return await self.seats.weed()
 
-    async def _all(self, call: str, work: Callable[[Engine], Awaitable[T]]) -> dict[str, T]:
-        """Do ``work`` with every engine side by side; soon after the first failure the rest is cancelled.
+    async def _place(self, group: int) -> Seat:
+        """Count a stream on an engine, as soon as one serves."""
+        while True:
+            await self._pass_gate()
+            if usable := self.seats.serving():
+                return self.seats.all[self._placement.place(group, usable)]
+            await self.seats.one_serves()
+
+    async def _all(
+        self, call: str, work: Callable[[Engine], Awaitable[T]], seats: Sequence[Seat] | None = None
+    ) -> dict[str, T]:
+        """Do ``work`` with every member side by side; soon after the first failure the rest is cancelled.
 
         Failures are gathered as values, so that no task group closes on one (see ``failure.py``).
         """
         results: dict[str, T] = {}
         failures: dict[str, Exception] = {}
         tasks: dict[str, asyncio.Task[None]] = {}
-        self.pending = {engine.name: call for engine in self.engines}
+        engines = [seat.engine for seat in (self.seats.members() if seats is None else seats)]
+        self.pending = {engine.name: call for engine in engines}
 
         async def one(engine: Engine) -> None:
             try:
@@ -241,11 +243,11 @@ class EnginePool:
                 task.cancel()
 
         async with asyncio.TaskGroup() as group:
-            for engine in self.engines:
+            for engine in engines:
                 tasks[engine.name] = group.create_task(one(engine))
         if failures:
             self.pending = {}
-            raise _as_one(call, failures, len(self.engines))
+            raise _as_one(call, failures, len(engines))
         return results
 
     async def _pass_gate(self) -> None:

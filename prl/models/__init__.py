@@ -17,6 +17,10 @@ BUILTIN_MODELS: dict[str, Path] = {
     "tiny-remainder": Path(__file__).parent / "tiny_remainder",
 }
 """Models that ship with the package, by name."""
+MAKERS = {"SmolLM2-135M-Instruct": ("prl.models.make_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct")}
+"""Folders that a script makes, by their last name: the script's module, and the model's name on the hub."""
+MADE = "models"
+"""Where the scripts put them: no owner on the hub, so a path."""
 
 
 def resolve_model(name: str) -> str:
@@ -29,7 +33,7 @@ def resolve_model(name: str) -> str:
         raise ConfigError("model is empty: name a built-in ('builtin:tiny-math'), a folder or a hub name")
     if name.startswith(BUILTIN_PREFIX):
         return str(_builtin(name.removeprefix(BUILTIN_PREFIX)))
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).exists():
+    if name.startswith((".", "/", "~", f"{MADE}/")) or name.count("/") > 1 or Path(name).exists():
         return str(_folder(name))
     return name
 
@@ -49,6 +53,12 @@ def _folder(name: str) -> Path:
         raise ConfigError(f"model = {name!r}: no such user's home folder; write the path in full") from error
     if not path.is_dir():
         found = "is a file" if path.exists() else "does not exist"
+        if path.name in MAKERS and not path.exists():
+            module, hub_name = MAKERS[path.name]
+            raise ConfigError(
+                f"model = {name!r}: {path.absolute()} does not exist; make it with"
+                f" python -m {module} --out {name}, or take {hub_name!r} from the hub"
+            )
         raise ConfigError(f"model = {name!r}: {path.absolute()} {found}; name a folder with config.json and weights")
     if not (path / "config.json").is_file():
         export = ", did you mean its export/?" if (path / "export" / "config.json").is_file() else ""

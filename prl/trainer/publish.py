@@ -85,7 +85,12 @@ class Publisher:
             return
         if self._sender is None:
             raise WeightSyncError(f"version {update.version} cannot be sent: the weight group is not connected")
-        self._sender.send(update.version, update.manifest, tensors)
+        try:
+            self._sender.send(update.version, update.manifest, tensors)
+        except WeightSyncError:
+            for _ in tensors:  # the other ranks gather in step with this one: it stays usable
+                pass
+            raise
 
     def close(self) -> None:
         """Leave the group."""

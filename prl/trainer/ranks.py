@@ -40,6 +40,8 @@ class RankFailure(NamedTuple):
     rank: int
     failed: protocol.Failed | None
     """What it said; None: it died, or hangs."""
+    in_step: bool = False
+    """Whether every rank has answered, so that another command may follow."""
 
 
 class _Connection(NamedTuple):
@@ -166,7 +168,8 @@ class Ranks:
             if rank not in failures:
                 return RankFailure(rank, None)
         rank = min(failures, default=next(iter(said)))
-        return RankFailure(rank, failures.get(rank))
+        in_step = len(said) == self.num_ranks and all(reply is not None for reply in said.values())
+        return RankFailure(rank, failures.get(rank), in_step)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()

@@ -56,6 +56,8 @@ class FsdpTrainer:
         self._ranks = Ranks(config.trainer.num_ranks, launch.make_token(config))
         self._child: Child | None = None
         self._under_way: str | None = None
+        self._interrupted: str | None = None
+        """The command in whose middle the ranks were left: nothing can be asked of them any more."""
         self._closed = False
         self._skipped_in_a_row = 0
         self._totals = {"busy_s": 0.0, "steps": 0.0, "skipped": 0.0, "tokens_trained": 0.0}
@@ -176,7 +178,10 @@ class FsdpTrainer:
             raise TrainerError(f"the trainer did not start: {problem}")
 
     async def _sync(self, what: str, command: protocol.Command) -> None:
-        """A command of the weight transfer: its failures are WeightSyncErrors that name this side."""
+        """A command of the weight transfer: its failures are WeightSyncErrors that name this side.
+
+        A failure that every rank answered leaves the trainer as it was: an engine may be the cause.
+        """
         timeout_s = self._config.weights.timeout_s
         try:
             await self._ask(what, protocol.Done, self._to_all(command), timeout_s, "weights.timeout_s")
@@ -195,6 +200,8 @@ class FsdpTrainer:
         key: str = "trainer.step_timeout_s",
     ) -> list[R]:
         """One command to every rank; returns their replies, all of type ``kind``."""
+        if self._interrupted is not None:
+            raise TrainerDeadError(f"cannot {what}: the trainer was interrupted {self._interrupted}")
         if self._closed or self._under_way is not None:
             raise TrainerError(
                 f"cannot {what}: the trainer is {self._under_way or 'closed'}; it takes one command at a time"
@@ -205,13 +212,20 @@ class FsdpTrainer:
         try:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._ranks.ask(commands)
+        except asyncio.CancelledError:
+            self._interrupted = self._under_way
+            raise
         except TimeoutError:
-            raise TrainerError(
+            self._interrupted = self._under_way
+            raise TrainerDeadError(
                 f"the trainer did not finish {what!r} within {key} = {timeout_s:g} s{self._last_lines()}"
             ) from None
         if isinstance(outcome, RankFailure):
+            described = await self._describe(outcome, self._under_way)
+            if outcome.in_step and isinstance(commands[0], protocol.Connect | protocol.Publish):
+                self._under_way = None
             error = TrainerDeadError if outcome.failed is None else TrainerError
-            raise error(await self._describe(outcome, self._under_way))
+            raise error(described)
         if kind is not protocol.Ready:
             self._totals["busy_s"] += time.monotonic() - started
         replies = [reply for reply in outcome if isinstance(reply, kind)]

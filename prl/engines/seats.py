@@ -1,0 +1,260 @@
+"""Who sits in the pool: engines that start, die, are started again, and come back with the weights of the others.
+
+Invariants:
+
+- An engine that died, or was given up, is *lost* at once. Another is started in its seat, after a pause that doubles
+  with every attempt; it is *ready* when it is open, *joined* in a weight group, and *serving* once it has loaded.
+- Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
+- Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
+  first death does.
+- Starts and closes are bounded in time, and a close reaches every engine, whatever state it is in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Literal
+
+from prl.config import EngineConfig
+from prl.engines.base import Engine
+from prl.errors import EngineDeadError, EngineError, PrlError
+from prl.failure import FirstFailure, failures_to
+from prl.log import get_logger
+
+START_MARGIN_S = 10.0
+"""An engine that keeps its own start deadline says more about why, so it is given the time to."""
+CLOSE_TIMEOUT_S = 20.0
+"""Longest wait for one engine to close."""
+ANSWER_TIMEOUT_S = 5.0
+"""After a failed update, how long an engine may take to answer before it is given up."""
+FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 1.0, 60.0
+"""Pauses before the starts of an engine that died: each twice as long as the one before."""
+
+log = get_logger(__name__)
+
+
+class Seat:
+    """The place of one engine in the pool: whoever sits there now, and how far it is."""
+
+    def __init__(self, index: int, engine: Engine) -> None:
+        self.index, self.engine = index, engine
+        self.state: Literal["serving", "lost", "ready", "joined"] = "serving"
+        self.given_up = asyncio.Event()
+        self.why = ""
+        """Why the engine that was lost last was."""
+        self.num_tokens_before = 0
+        """Tokens that the engines that sat here before have generated."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether streams may be placed here."""
+        return self.state == "serving" and not self.engine.statistics().dead
+
+
+class Seats:
+    """See the module.
+
+    Args:
+        engines: at least one, not opened.
+        config: deadlines, and how many must serve.
+        remake: makes another engine for a seat, not opened; None: the first death ends the run.
+    """
+
+    def __init__(self, engines: Sequence[Engine], config: EngineConfig, remake: Callable[[int], Engine] | None) -> None:
+        self.all = [Seat(index, engine) for index, engine in enumerate(engines)]
+        self.remake = remake
+        self.apart = True
+        """Whether the weight group is not that of the engines that are there."""
+        self.num_restarts = 0
+        self._config = config
+        self._changed = asyncio.Event()
+
+    def there(self) -> list[Seat]:
+        """The engines that are alive, in the weight group or not."""
+        return [seat for seat in self.all if seat.state != "lost" and not seat.engine.statistics().dead]
+
+    def members(self) -> list[Seat]:
+        """The engines that pauses, loads and scores are for."""
+        return [seat for seat in self.all if seat.state in {"serving", "joined"}]
+
+    def serving(self) -> list[int]:
+        """Where streams may be placed."""
+        return [seat.index for seat in self.all if seat.serves]
+
+    # ---- what happens to them ----------------------------------------------------------------------------------------
+
+    def have_joined(self, seats: Sequence[Seat]) -> None:
+        """These engines are in a new weight group."""
+        for seat in seats:
+            if seat.state == "ready":
+                seat.state = "joined"
+        self.apart = seats != self.there()
+
+    def have_loaded(self, seats: Sequence[Seat], version: int) -> None:
+        """These engines serve ``version``."""
+        for seat in seats:
+            if seat.state == "joined":
+                seat.state = "serving"
+                log.warning("an engine serves again", engine=seat.engine.name, version=version)
+        self._tell()
+
+    def give_up(self, seat: Seat, why: str) -> None:
+        """This engine is no use any more."""
+        if seat.state != "lost":
+            seat.state, seat.why, self.apart = "lost", why, True
+            seat.given_up.set()
+            self._tell()
+
+    async def weed(self) -> bool:
+        """Give up the members that are dead or do not answer a pause; whether there were any."""
+        members = self.members()
+
+        async def check(seat: Seat) -> None:
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    await seat.engine.pause()
+            except TimeoutError:
+                self.give_up(seat, f"{seat.engine.name} did not answer for {ANSWER_TIMEOUT_S:g} s in a weight update")
+            except EngineError as error:
+                self.give_up(seat, str(error))
+
+        async with asyncio.TaskGroup() as group:
+            for seat in members:
+                group.create_task(check(seat))
+        return self.remake is not None and any(seat.state == "lost" for seat in members)
+
+    async def failed(self) -> str:
+        """Start again what dies; return why that is not enough any more, with the last log lines of what was lost."""
+        failure, why = FirstFailure(), ""
+
+        async def keep(seat: Seat) -> None:
+            with failures_to(failure.set, f"keeping {seat.engine.name}"):
+                await self._keep(seat)
+
+        with failure.interrupts():
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(keep(seat)) for seat in self.all]
+                why = await self._too_few()
+                for task in tasks:
+                    task.cancel()
+        return why
+
+    # ---- waiting for them --------------------------------------------------------------------------------------------
+
+    async def newcomer(self) -> None:
+        """Wait until an engine is there that is in no weight group."""
+        await self._until(lambda: any(seat.state == "ready" for seat in self.all))
+
+    async def one_is_there(self) -> None:
+        """Wait until an engine is alive. Raises EngineDeadError after ``engine.recovery_timeout_s``."""
+        await self._in_time(lambda: bool(self.there()), "an engine to be started again")
+
+    async def one_serves(self) -> None:
+        """Wait until streams can be placed. Raises EngineDeadError after ``engine.recovery_timeout_s``."""
+        if self.remake is None and not self.serving():
+            raise EngineDeadError("every engine is dead")
+        await self._in_time(lambda: bool(self.serving()), "an engine to serve again")
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    async def open(self, engine: Engine) -> None:
+        """Start one engine. Raises EngineError, in time."""
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s + START_MARGIN_S) as deadline:
+                await engine.open()
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            limit = f"{self._config.start_timeout_s:g} s (engine.start_timeout_s)"
+            raise EngineError(f"{engine.name} was not ready within {limit}") from None
+
+    async def close(self) -> None:
+        """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
+        async with asyncio.TaskGroup() as group:
+            for seat in self.all:
+                group.create_task(_close(seat.engine))
+
+    async def _keep(self, seat: Seat) -> None:
+        """Give up the engine of a seat when it dies, and start another there."""
+        while True:
+            self.give_up(seat, await _end_of(seat))
+            if self.remake is None:
+                return
+            log.warning("an engine is lost: it is started again", engine=seat.engine.name, why=seat.why)
+            await self._start_again(seat, self.remake)
+            self.num_restarts += 1
+            seat.state, self.apart = "ready", True
+            self._tell()
+
+    async def _start_again(self, seat: Seat, remake: Callable[[int], Engine]) -> None:
+        """Until one is open."""
+        pause_s = FIRST_BACK_OFF_S
+        while True:
+            seat.num_tokens_before += seat.engine.statistics().tokens_generated
+            await _close(seat.engine)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_BACK_OFF_S)
+            seat.engine = remake(seat.index)
+            seat.given_up.clear()
+            try:
+                await self.open(seat.engine)
+            except PrlError as error:
+                log.warning("an engine did not start", engine=seat.engine.name, why=str(error), again_in_s=pause_s)
+                continue
+            return
+
+    async def _too_few(self) -> str:
+        """Wait until fewer than ``engine.min_engines`` have served for ``engine.recovery_timeout_s``; why."""
+        if self.remake is None:
+            await self._until(lambda: any(seat.state == "lost" for seat in self.all))
+            return self._losses()
+        enough, limit_s = min(self._config.min_engines, len(self.all)), self._config.recovery_timeout_s
+        while True:
+            await self._until(lambda: sum(seat.state != "lost" for seat in self.all) < enough)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._until(lambda: len(self.serving()) >= enough)
+                continue
+            limit = f"engine.recovery_timeout_s = {limit_s:g} s"
+            return f"fewer than {enough} engines (engine.min_engines) served for {limit}: {self._losses()}"
+
+    def _losses(self) -> str:
+        return "; ".join(f"{seat.engine.name} is dead: {seat.why}" for seat in self.all if seat.why)
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    async def _in_time(self, condition: Callable[[], bool], what: str) -> None:
+        limit_s = self._config.recovery_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._until(condition)
+        except TimeoutError:
+            limit = f"engine.recovery_timeout_s = {limit_s:g} s"
+            raise EngineDeadError(f"waited {limit} for {what}: {self._losses()}") from None
+
+
+async def _close(engine: Engine) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await engine.close()
+    except Exception as error:  # noqa: BLE001 - raised, it would stand in for the error that ends the run
+        log.warning("an engine did not close", engine=engine.name, error=repr(error))
+
+
+async def _end_of(seat: Seat) -> str:
+    """Wait until the engine of a seat is dead, or given up; why."""
+    async with asyncio.TaskGroup() as group:
+        died, given_up = group.create_task(seat.engine.failed()), group.create_task(seat.given_up.wait())
+        await asyncio.wait([died, given_up], return_when=asyncio.FIRST_COMPLETED)
+        why = died.result() if died.done() else seat.why
+        died.cancel()
+        given_up.cancel()
+    return why
