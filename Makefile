@@ -55,7 +55,7 @@ lock:
 	  --no-emit-package torchcodec --custom-compile-command "make lock" -o locks/cpu.txt
 
 # What the benchmarks share, and the search for the numbers in one of them: no benchmark itself.
-BENCH_PARTS := accuracy harness kept_engines side_trl stages throughput_model vs_trl_sweep
+BENCH_PARTS := accuracy curves harness kept_engines side_trl stages throughput_model vs_trl_sweep
 
 bench: $(READY)
 	@for file in $(filter-out $(BENCH_PARTS:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do \

@@ -77,8 +77,9 @@ def main(about: str, measure: Callable[[bool], dict[str, Any]], *, tables: Seque
     result |= {"quick": arguments.quick, "machine": machine(), "versions": versions()}
     arguments.out.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     for name in tables:
-        print(f"\n{name}\n{table(result[name])}")
+        if result[name]:
+            print(f"\n{name}\n{table(result[name])}")
     print()
     for name, value in result.items():
-        if name not in tables:
+        if not isinstance(value, list):  # what is no table is for the file
             print(f"{name:32} {shown(value)}")

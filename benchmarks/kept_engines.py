@@ -28,6 +28,8 @@ from prl.engines.base import Decoding, Engine, EngineStatistics
 from prl.models import resolve_model
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
+PREFIX_BLOCK = 128
+
 
 class Layout(msgspec.Struct, frozen=True):
     """How processes are laid on the cores; ``None``: the kernel decides."""
@@ -56,6 +58,8 @@ class Kept:
 
     async def generate(self, token_ids: list[int], decoding: Decoding) -> AsyncGenerator[TokenChunk, None]:
         """As the engine does, at most ``max_num_seqs`` at once."""
+        if len(token_ids) >= PREFIX_BLOCK:
+            raise ValueError(f"kept engines are for prompts below {PREFIX_BLOCK} tokens, got {len(token_ids)}")
         async with self._slots, aclosing(self._engine.generate(token_ids, decoding)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -110,6 +114,7 @@ class KeptEngines:
 
     async def __aenter__(self) -> Self:
         before = descendants()
+        self._own_cores = os.sched_getaffinity(0)
         transport = parts.transport_of(self._config)
         model = resolve_model(self._config.model)
         self._engines = parts.make_engines(self._config, model, Path(self._folder.name), transport)
@@ -124,6 +129,7 @@ class KeptEngines:
         async with asyncio.TaskGroup() as closing:
             for engine in self._engines:
                 closing.create_task(engine.close())
+        pin([os.getpid()], sorted(self._own_cores))
         self._folder.cleanup()
 
     def kept(self, max_num_seqs: int) -> list[Engine]:

@@ -10,12 +10,12 @@ alone trains on batches that the pipeline trained on. ``--quick`` takes fewer st
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 from pathlib import Path
 from typing import Any
 
 import harness
+import uvloop
 from kept_engines import KeptEngines, Layout, with_tables
 from stages import decode_seconds, recorded_batches, train_seconds
 
@@ -73,7 +73,7 @@ def _row(reports: list[StepReport], streams: int, generator: float, trainer: flo
 
 def measure(quick: bool) -> dict[str, Any]:
     """Three repeats, or a short one."""
-    found = asyncio.run(measure_all(1, 24) if quick else measure_all(3, 60))
+    found = uvloop.run(measure_all(1, 24) if quick else measure_all(3, 60))
     efficiency = harness.spread([row["efficiency"] for row in found["rows"]])
     return {
         "headline": efficiency["median"],

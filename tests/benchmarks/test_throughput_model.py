@@ -1,0 +1,87 @@
+"""The throughput model against what can be worked out by hand, and the comparison of two curves."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
+
+from curves import best_at, compared
+from throughput_model import NUM_STEPS, SKIPPED, Costs, Schedule, play
+
+STEP_S, TRAIN_S, PAUSE_S, LENGTH, GROUP = 0.01, 0.3, 0.05, 40, 4
+COSTS = Costs(
+    decode_s={1: STEP_S, 1000: STEP_S},
+    train_fixed_s=TRAIN_S,
+    train_token_s=0.0,
+    pause_s=PAUSE_S,
+    num_engines=1,
+    num_ranks=1,
+    shared=False,
+)
+EQUAL = [[LENGTH] * GROUP]
+UNEQUAL = [[5] * GROUP, [5] * GROUP, [10] * GROUP, [120] * GROUP]
+
+
+def conventional(rounds: int) -> Schedule:
+    """G steps a round."""
+    return Schedule(groups_per_step=2, group_size=GROUP, num_slots=2 * rounds, in_order=True, steps_per_round=rounds)
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 10])
+def test_taking_turns_takes_the_sum_of_both(rounds: int) -> None:
+    """A round decodes its longest sequence and then trains G times; its tokens lag 0 to G - 1 steps."""
+    found = play(COSTS, conventional(rounds), EQUAL, 0.0)
+    seconds = LENGTH * STEP_S + rounds * TRAIN_S + PAUSE_S
+    assert found["samples_per_s"] == pytest.approx(2 * GROUP * rounds / seconds, rel=0.02)
+    assert found["lag_max"] == rounds - 1
+    assert found["lag_mean"] == pytest.approx((rounds - 1) / 2)
+
+
+def test_a_pipeline_is_as_fast_as_its_slower_stage() -> None:
+    """With enough slots the trainer never waits; with few streams it waits for them."""
+    schedule = Schedule(groups_per_step=2, group_size=GROUP, num_slots=12, in_order=True)
+    assert play(COSTS, schedule, EQUAL, 0.0)["samples_per_s"] == pytest.approx(8 / (TRAIN_S + PAUSE_S), rel=0.03)
+    quick = msgspec.structs.replace(COSTS, train_fixed_s=0.01, pause_s=0.0)
+    few = msgspec.structs.replace(schedule, max_streams=8)
+    assert play(quick, few, EQUAL, 0.0)["samples_per_s"] == pytest.approx(8 / (LENGTH * STEP_S), rel=0.03)
+
+
+def test_sharing_two_cores_gives_each_its_part() -> None:
+    """Two engines and two ranks on two cores run at half speed while both are at work, and at full speed alone."""
+    costs = msgspec.structs.replace(COSTS, num_engines=2, num_ranks=2, shared=True)
+    assert costs.speeds(generating=True, training=True) == (0.5, 0.5)
+    assert costs.speeds(generating=True, training=False) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_slots_in_order_bound_the_lag(max_lag: int) -> None:
+    """With k + 1 batches of slots, taken as admitted, no token lags more than k steps, however unequal the lengths."""
+    schedule = Schedule(groups_per_step=2, group_size=GROUP, num_slots=2 * (max_lag + 1), in_order=True)
+    found = play(COSTS, schedule, UNEQUAL, 0.0)
+    assert found["lag_max"] == max_lag
+    assert found["lag_mean"] <= max_lag
+
+
+def test_steps_are_left_out_at_the_start() -> None:
+    """The rate is that of the steps after the first few."""
+    assert 0 < SKIPPED < NUM_STEPS
+
+
+def test_a_curve_is_the_best_that_is_reached_so_far() -> None:
+    """A point that is staler and slower than another one does not lower the curve; outside it there is no rate."""
+    points = [(0.0, 10.0), (0.2, 30.0), (0.1, 20.0), (0.15, 5.0)]
+    assert best_at(points, 0.05) == pytest.approx(15.0)
+    assert best_at(points, 0.15) == pytest.approx(25.0)
+    assert best_at(points, 0.5) == pytest.approx(30.0)
+    assert best_at(points, -0.1) is None
+
+
+def test_curves_are_compared_where_both_reach() -> None:
+    """From the staler of both beginnings to the fresher of both ends."""
+    rows = compared([(0.1, 20.0), (0.5, 20.0)], [(0.0, 10.0), (0.3, 10.0)], levels=3)
+    assert [round(row["at"], 6) for row in rows] == [0.1, 0.2, 0.3]
+    assert [row["ratio"] for row in rows] == [2.0, 2.0, 2.0]
+    assert compared([(0.5, 1.0)], [(0.1, 1.0)]) == []
