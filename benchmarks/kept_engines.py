@@ -3,9 +3,8 @@
 Invariants:
 
 - Every run has a trainer of its own, started from the checkpoint; only the engine processes are kept. They join the
-  new trainer's weight group, and the first push brings the checkpoint's weights back and proves them. Versions start
-  again, so two runs salt the prefix cache alike; prompts shorter than one of its blocks (128 tokens on a CPU) never
-  read it, and longer ones are refused.
+  new trainer's weight group, and the first push brings the checkpoint's weights back and proves them. What is in their
+  prefix cache is salted with the load that it belongs to, so no run reads another's.
 - A run never has more streams in its engines than its own configuration says, whatever the engines were opened for.
 - Pinning is by thread and inherited: an engine, and a trainer once its ranks have come, stay on the cores they got.
 """

@@ -75,8 +75,9 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     placement: Literal["spread", "together"] = "spread"
     """Where the members of a group run: each on the least loaded engine, or all on the one that is least loaded at the
     first (which then computes a long prompt's prefix once)."""
-    stream_interval: Positive = 1
-    """Decode steps per streamed chunk: larger costs the controller less and shows tokens later."""
+    stream_interval: Positive = 16
+    """Decode steps between two messages of an engine, which carry the tokens of all its streams: larger costs the
+    controller less and shows tokens later. A stream's last tokens, and all tokens at a pause, come at once."""
     tensor_parallel_size: Positive = 1
     """GPUs (or core sets) that one engine spans; passed to vLLM."""
     kv_cache_gib: PositiveFloat = 1.0

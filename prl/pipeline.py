@@ -413,7 +413,7 @@ class Pipeline:
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Leave what start-up made out of garbage collection: a full pass over vLLM's objects stops the loop for 0.4 s."""
+    """Leave what start-up made out of garbage collection: a full pass over what was imported stops the loop."""
     gc.collect()
     gc.freeze()
     try:

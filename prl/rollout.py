@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import math
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -29,7 +28,7 @@ from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, EngineStalledError
 from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
 from prl.ledger import Member, Sampled, completion_of
-from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict
+from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
 
 MAX_DEATHS, MAX_STALLS = 8, 1
 """Engines that may die, or stall, under one stream before it is given up."""
@@ -194,7 +193,7 @@ class Rollout:
         if member.finish not in {"stop", "length"} or not member.token_ids:
             message = f"the stream ended with {member.finish} after {len(member.token_ids)} tokens"
             return Dropped(reason="aborted", message=message)
-        if not all(math.isfinite(p) and p <= 1e-3 for p in member.logprobs):  # noqa: PLR2004 -- rounding above 0
+        if not are_logprobs(member.logprobs):
             return Dropped(reason="bad_logprobs", message="the engine reported a log-probability that is none")
         return completion_of(member, self.decode)
 

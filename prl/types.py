@@ -25,6 +25,11 @@ Finish = Literal["stop", "length", "abort"]
 """Why a stream ended: a stop token, a length limit, or an abort. Only the first two may reach scoring."""
 
 
+def are_logprobs(values: list[float]) -> bool:
+    """Whether each is finite and not above 0, but for rounding. Every sampled token passes here."""
+    return all(map(math.isfinite, values)) and max(values, default=0.0) <= 1e-3  # noqa: PLR2004
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """A row of the data, rendered to token ids once. Ids increase in admission order."""
 
@@ -74,10 +79,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
             lengths = (len(self.token_ids), len(self.logprobs), len(self.versions))
             msg = f"a completion needs three lists of one length >= 1 (tokens, logprobs, versions): {lengths}"
             raise ValueError(msg)
-        if any(a > b for a, b in zip(self.versions, self.versions[1:], strict=False)):
+        if self.versions != sorted(self.versions):
             msg = f"the versions of a completion decrease: {self.versions}"
             raise ValueError(msg)
-        if not all(math.isfinite(p) and p <= 1e-3 for p in self.logprobs):  # noqa: PLR2004
+        if not are_logprobs(self.logprobs):
             msg = "a completion holds a log-probability that is not finite or is above 0"
             raise ValueError(msg)
 

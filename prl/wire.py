@@ -73,6 +73,13 @@ class Channel(Generic[M]):
         except (OSError, RuntimeError) as error:  # uvloop raises the latter for a closed transport
             raise WireClosedError(str(error) or "the stream is closed") from error
 
+    def post(self, message: Any) -> None:
+        """Write one message without waiting for the buffer to take it. The caller bounds what may pile up there."""
+        try:
+            self._writer.write(_frame(self._encoder, message))
+        except RuntimeError as error:  # uvloop's for a closed transport
+            raise WireClosedError(str(error)) from error
+
     async def receive(self) -> M:
         """Read one message. The caller owns the deadline."""
         if self._length is None:

@@ -82,6 +82,17 @@ async def test_messages_arrive_in_order_with_their_types() -> None:
             assert await a.receive() == Ping(2)
 
 
+async def test_posted_messages_keep_their_place() -> None:
+    """What is posted without waiting arrives between what was sent before and after it, however much it is."""
+    with pair() as (ours, theirs):
+        async with channel(ours) as sender, channel(theirs) as receiver, asyncio.TaskGroup() as group:
+            large = Load(values=[0.5] * 500_000)
+            sender.post(Ping(number=1))
+            sender.post(large)
+            group.create_task(sender.send(Ping(number=2)))
+            assert [await receiver.receive() for _ in range(3)] == [Ping(number=1), large, Ping(number=2)]
+
+
 async def test_the_loop_speaks_with_a_process_without_one() -> None:
     """An asynchronous and a blocking side understand each other, with values as rich as a group."""
     with pair() as (ours, theirs):

@@ -51,20 +51,20 @@ from prl.process import die_with_parent
 from prl.transfer import GlooGroup
 from prl.types import TensorSpec, WeightGroup
 
-CONTROLLER = "PRL_CONTROLLER_PID"
-"""Environment variable in the processes that prl's engines consist of: the controller's process id."""
+HOST = "PRL_VLLM_HOST_PID"
+"""Environment variable in the processes that an engine of prl consists of: the id of the one that hosts the others."""
 _registered = False
 
 
 def register() -> None:
-    """Entry point ``vllm.general_plugins``: called once or more in every process of vLLM, the controller too."""
+    """Entry point ``vllm.general_plugins``: called once or more in every process of vLLM, the host too."""
     global _registered  # noqa: PLW0603 -- a process registers once, whoever calls
     if _registered:
         return
     _registered = True
     WeightTransferEngineFactory.register_engine("gloo", GlooTransferEngine)
-    controller = os.environ.get(CONTROLLER)
-    if controller is not None and int(controller) != os.getpid():
+    host = os.environ.get(HOST)
+    if host is not None and int(host) != os.getpid():
         parent = multiprocessing.parent_process()
         die_with_parent(parent.pid if parent is not None else None)
 

@@ -12,18 +12,17 @@ Invariants:
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.requests import GenerationOutput, RequestState, RequestStatus
 
-from prl.engines.transformers_protocol import Delta, Generate, Start, Tokens
+from prl.engines.host_protocol import Delta, Generate, Start, Tokens
+from prl.engines.host_side import end_process
 from prl.engines.transformers_sampling import Sampler
 from prl.types import Finish
 
@@ -39,22 +38,22 @@ def make_manager(model: Any, start: Start, sampler: Sampler) -> Any:
     Raises:
         ValueError: the memory granted does not hold one sequence of ``max_model_len``.
     """
-    wanted = start.max_num_seqs * _blocks(start.max_model_len)
+    wanted = start.config.max_num_seqs * _blocks(start.config.max_model_len)
     granted = _granted_bytes(model, start) // _bytes_per_block(model)
-    if granted < _blocks(start.max_model_len):
+    if granted < _blocks(start.config.max_model_len):
         raise ValueError(
             f"the KV cache granted holds {granted * PAGE_TOKENS} tokens, fewer than engine.max_model_len = "
-            f"{start.max_model_len}; raise engine.kv_cache_gib (CPU) or engine.gpu_memory_utilization"
+            f"{start.config.max_model_len}; raise engine.kv_cache_gib (CPU) or engine.gpu_memory_utilization"
         )
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1),  # the sampler leaves one token to find
         continuous_batching_config=ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
             num_blocks=min(wanted, granted),
-            max_batch_tokens=max(MAX_BATCH_TOKENS, start.max_num_seqs),
-            max_requests_per_batch=start.max_num_seqs,
+            max_batch_tokens=max(MAX_BATCH_TOKENS, start.config.max_num_seqs),
+            max_requests_per_batch=start.config.max_num_seqs,
             max_blocks_per_request=0,
-            max_memory_percent=start.gpu_memory_utilization,
+            max_memory_percent=start.config.gpu_memory_utilization,
             safety_margin=0.0 if granted >= wanted else None,
             allow_block_sharing=False,
             use_async_batching=False,
@@ -81,9 +80,9 @@ def _bytes_per_block(model: Any) -> int:
 def _granted_bytes(model: Any, start: Start) -> int:
     """On a GPU half of the free memory granted: the keys and values that a step reads are copied."""
     if model.device.type != "cuda":
-        return start.kv_cache_bytes
+        return int(start.config.kv_cache_gib * 2**30)
     free, total = torch.cuda.mem_get_info(model.device)
-    return int(free - (1 - start.gpu_memory_utilization) * total) // 2
+    return int(free - (1 - start.config.gpu_memory_utilization) * total) // 2
 
 
 class _Stream:
@@ -178,10 +177,3 @@ class TokenRouter:
                     del self._streams[name]
         if deltas:
             self._send(Tokens(version=self.version, deltas=deltas))
-
-
-def end_process(reason: str) -> NoReturn:
-    """End this process from any thread; the controller reports the end with the last lines of the log."""
-    sys.stderr.write(f"transformers engine: {reason}\n")
-    sys.stderr.flush()
-    os._exit(1)

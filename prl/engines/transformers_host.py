@@ -1,4 +1,4 @@
-"""The child process of the transformers engine: one model, one generation thread, one command thread.
+"""The host process of the transformers engine: one model, one generation thread, one command thread.
 
 Invariants:
 
@@ -10,37 +10,34 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import threading
 import time
 import traceback
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from prl.engines.transformers_batching import TokenRouter, end_process, make_manager
-from prl.engines.transformers_protocol import (
-    ADDRESS_VARIABLE,
-    TOKEN_VARIABLE,
+from prl.engines.host_protocol import (
     Call,
     Cancel,
     Connect,
     FromController,
     Generate,
-    Hello,
     Load,
     Pause,
     Reply,
     Request,
     Resume,
     Score,
+    Stage,
     Start,
 )
+from prl.engines.host_side import connect_back, end_process
+from prl.engines.transformers_batching import TokenRouter, make_manager
 from prl.engines.transformers_sampling import Sampler
-from prl.engines.transformers_weights import load_model, replace_weights, score
+from prl.engines.transformers_weights import Arrived, load_model, score
 from prl.errors import WeightSyncError
-from prl.process import die_with_parent
 from prl.transfer import GlooGroup
 from prl.wire import BlockingChannel, WireClosedError
 
@@ -56,6 +53,8 @@ class Host:
         self._held = contextlib.ExitStack()
         self._paused = False
         self._group: GlooGroup | None = None
+        self._beside = ThreadPoolExecutor(1, thread_name_prefix="prl-weights")
+        self._staged: Future[Arrived] | None = None
         self._model: Any = None
         self._manager: Any = None
         self._router: TokenRouter | None = None
@@ -86,6 +85,8 @@ class Host:
                     self._pause()
                 case Resume():
                     self._resume()
+                case Stage():
+                    self._staged = self._beside.submit(Arrived, self._model, request.update, self._joined())
                 case Load():
                     self._load(request)
         except WeightSyncError as error:
@@ -97,7 +98,7 @@ class Host:
         self._model = load_model(start)
         sampler = Sampler(start.seed)
         self._manager = make_manager(self._model, start, sampler)
-        self._router = TokenRouter(self._manager, sampler, self._send, start.stream_interval)
+        self._router = TokenRouter(self._manager, sampler, self._send, start.config.stream_interval)
         self._manager.start()
         threading.Thread(target=self._watch_generation, name="prl-generation-watch", daemon=True).start()
         return int(self._model.config.get_text_config().vocab_size)
@@ -117,12 +118,18 @@ class Host:
         self._paused = False
         self._held.close()
 
-    def _load(self, load: Load) -> None:
+    def _joined(self) -> GlooGroup:
         if self._group is None:
             raise WeightSyncError("this engine is in no weight group: connect it first")
+        return self._group
+
+    def _load(self, load: Load) -> None:
+        group = self._joined()
         if not self._paused:
             raise WeightSyncError("weights are loaded only while the engine is paused")
-        replace_weights(self._model, load.update, self._group)
+        staged, self._staged = self._staged, None
+        arrived = Arrived(self._model, load.update, group) if staged is None else staged.result()
+        arrived.put_in_place(load.update.version)
         self._ready_router().version = load.update.version
 
     def _ready_router(self) -> TokenRouter:
@@ -145,13 +152,7 @@ class Host:
 
 def main() -> None:
     """Connect back to the controller and serve it."""
-    die_with_parent()
-    address, _, port = os.environ[ADDRESS_VARIABLE].rpartition(":")
-    sock = socket.create_connection((address, int(port)), timeout=30)
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    channel: BlockingChannel[FromController] = BlockingChannel(sock, FromController)
-    channel.send(Hello(token=os.environ[TOKEN_VARIABLE]))
+    _, channel = connect_back()
     try:
         Host(channel).serve()
     except WireClosedError:

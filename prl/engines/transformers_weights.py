@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from prl import adapters
-from prl.engines.transformers_protocol import Start
+from prl.engines.host_protocol import Start
 from prl.errors import WeightSyncError
 from prl.transfer import GlooGroup
 from prl.types import WeightUpdate
@@ -30,38 +30,47 @@ def load_model(start: Start) -> Any:
     """The checkpoint's model, in evaluation mode, on a GPU where there is one."""
     logging.disable_progress_bar()  # it would fill the log's last lines
     model = AutoModelForCausalLM.from_pretrained(
-        start.model, dtype=getattr(torch, start.dtype), attn_implementation="sdpa"
+        start.model, dtype=getattr(torch, start.config.dtype), attn_implementation="sdpa"
     )
     if torch.cuda.is_available():
-        model = model.to(torch.device("cuda", start.device_index % torch.cuda.device_count()))
+        model = model.to(torch.device("cuda", start.devices[0] % torch.cuda.device_count()))
     return model.eval().requires_grad_(requires_grad=False)
 
 
-@torch.no_grad()
-def replace_weights(model: Any, update: WeightUpdate, group: GlooGroup) -> None:
-    """Receive ``update`` and copy it into ``model``; on any failure the model keeps all its old weights.
+class Arrived:
+    """``update`` as a whole: received and checked when this returns, which may be beside generation.
 
     Raises:
         WeightSyncError: the manifest does not fit the model, the transfer failed, or a tensor is not finite.
     """
-    thin = adapters.are_in(spec.name for spec in update.manifest)
-    try:
-        targets = _targets(model, update, thin=thin)
-    except WeightSyncError:
-        # Announcing something else than the sender is how a rank declines: every rank fails now, nobody waits.
-        with contextlib.suppress(WeightSyncError):
-            list(group.receive(update.version, []))
-        raise
-    staged = dict(group.receive(update.version, update.manifest))
-    for name, tensor in staged.items():
-        if not torch.isfinite(tensor).all():
-            raise WeightSyncError(f"version {update.version} of {name} holds a value that is not finite")
-    if thin:
-        staged = adapters.Base(model.config.name_or_path).merged(update.version, staged, model.dtype)
-    for name, tensor in staged.items():
-        targets[name].copy_(tensor)
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)  # the generation thread computes on a stream of its own
+
+    def __init__(self, model: Any, update: WeightUpdate, group: GlooGroup) -> None:
+        self._version, self._device = update.version, model.device
+        thin = adapters.are_in(spec.name for spec in update.manifest)
+        try:
+            self._targets = _targets(model, update, thin=thin)
+        except WeightSyncError:
+            # Announcing something else than the sender is how a rank declines: every rank fails now, nobody waits.
+            with contextlib.suppress(WeightSyncError):
+                list(group.receive(update.version, []))
+            raise
+        self._tensors = dict(group.receive(update.version, update.manifest))
+        for name, tensor in self._tensors.items():
+            if not torch.isfinite(tensor).all():
+                raise WeightSyncError(f"version {update.version} of {name} holds a value that is not finite")
+        if thin:
+            base = adapters.Base(model.config.name_or_path)
+            self._tensors = base.merged(update.version, self._tensors, model.dtype)
+
+    @torch.no_grad()
+    def put_in_place(self, version: int) -> None:
+        """Copy it into the model, which must stand still. Raises WeightSyncError where it is not ``version``."""
+        if version != self._version:
+            raise WeightSyncError(f"version {self._version} was staged, not version {version}")
+        for name, tensor in self._tensors.items():
+            self._targets[name].copy_(tensor)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # the generation thread computes on a stream of its own
 
 
 def _targets(model: Any, update: WeightUpdate, *, thin: bool) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
-"""What prl asks of vLLM: engine arguments, the child's environment, the front end's manners.
+"""What prl asks of vLLM: engine arguments and the parameters of a request.
 
-The one place where a CPU and a GPU set-up differ. Importing this module does not import vLLM.
+This and ``vllm_environment.py`` are the places where a CPU and a GPU set-up differ.
 
 - Log-probabilities are those of the distribution sampled from (``processed_logprobs``), and the checkpoint's own
   sampling defaults are not read (``generation_config="vllm"``): they would change that distribution.
@@ -9,65 +9,54 @@ The one place where a CPU and a GPU set-up differ. Importing this module does no
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
-from prl.config import EngineConfig
+from vllm.config.weight_transfer import WeightTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
 from prl.engines.base import Decoding
+from prl.engines.host_protocol import Start
+from prl.engines.vllm_environment import is_cpu_build
 from prl.types import WeightGroup, WeightUpdate
 
-_CONTROLLER = "PRL_CONTROLLER_PID"
-"""Read by ``gloo_transfer.register``, which this process must not import: it needs vLLM."""
 
-
-def engine_args(
-    *,
-    model: str,
-    config: EngineConfig,
-    transport: str,
-    seed: int,
-    devices: list[int] | None,
-    on_cpu: bool,
-    bound: bool = False,
-) -> Any:
-    """``AsyncEngineArgs`` for one engine; ``bound``: it has cores of its own."""
-    from vllm.config.weight_transfer import WeightTransferConfig  # noqa: PLC0415 -- optional and heavy
-    from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415 -- optional and heavy
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor  # noqa: PLC0415 -- optional and heavy
-
-    device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization, "device_ids": devices}
-    if on_cpu:
+def engine_args(start: Start) -> Any:
+    """``AsyncEngineArgs`` for one engine."""
+    config = start.config
+    device: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization, "device_ids": start.devices}
+    if is_cpu_build():
         device = {"enforce_eager": True, "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30)}
-        if config.tensor_parallel_size == 1 and not bound:
+        if is_one_process(start):
             # vLLM would put a CPU's worker into a process of its own, and core and worker would each spin while they
             # wait for the other: half of what two shared cores can do. Its reason, threads set too late, is met by
-            # ``child_environment``.
+            # ``host_environment``.
             device["distributed_executor_backend"] = UniProcExecutor
     return AsyncEngineArgs(
-        model=model,
+        model=start.model,
         skip_tokenizer_init=True,
         generation_config="vllm",
         dtype=config.dtype,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs + 1,  # one for scores, see vllm.py
-        stream_interval=config.stream_interval,
         tensor_parallel_size=config.tensor_parallel_size,
         enable_prefix_caching=True,
         logprobs_mode="processed_logprobs",
-        weight_transfer_config=WeightTransferConfig(backend=transport),
-        seed=seed,
+        weight_transfer_config=WeightTransferConfig(backend=start.transport),
+        seed=start.seed,
         disable_log_stats=True,
         **device,
     )
 
 
-def stream_params(decoding: Decoding) -> Any:
-    """``SamplingParams`` of one stream: ids and the sampled token's log-probability, as they come."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 -- optional and heavy
+def is_one_process(start: Start) -> bool:
+    """Whether vLLM's core computes by itself, without a worker process."""
+    return is_cpu_build() and start.config.tensor_parallel_size == 1 and start.cores is None
 
+
+def stream_params(decoding: Decoding) -> Any:
+    """``SamplingParams`` of one stream: ids and the sampled token's log-probability, as they come; not to be shared."""
     return SamplingParams(
         temperature=decoding.temperature,
         max_tokens=decoding.max_tokens,
@@ -75,16 +64,14 @@ def stream_params(decoding: Decoding) -> Any:
         ignore_eos=True,  # the end tokens are all in stop_token_ids; what is not there shall not stop
         seed=decoding.seed,
         logprobs=0,
-        flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,  # nobody else holds it, and a deep copy costs a millisecond
     )
 
 
 def score_params() -> Any:
     """``SamplingParams`` that ask for the prompt's own log-probabilities, which vLLM takes before temperature."""
-    from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 -- optional and heavy
-
     return SamplingParams(
         max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
     )
@@ -109,50 +96,3 @@ def update_info(update: WeightUpdate, *, stage: bool = False) -> dict[str, Any]:
         "shapes": [spec.shape for spec in update.manifest],
     }
     return info | ({"version": update.version, "stage": stage} if update.transport == "gloo" else {})
-
-
-def child_environment(config: EngineConfig, cores: list[int] | None, *, on_cpu: bool) -> dict[str, str]:
-    """What the core and its workers see and this process does not.
-
-    Args:
-        config: for the tensor-parallel size.
-        cores: the cores to compute on, split evenly over the workers; None: one thread each, where the kernel likes.
-        on_cpu: elsewhere cores are not bound.
-    """
-    environment = {_CONTROLLER: str(os.getpid()), "VLLM_CONFIGURE_LOGGING": "1"}
-    if on_cpu:
-        # The sampler's one compiled function is not worth a C++ compiler and most of a minute at the first token.
-        environment |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
-        if cores is not None:
-            share = len(cores) // config.tensor_parallel_size
-            shares = [cores[rank * share : (rank + 1) * share] for rank in range(config.tensor_parallel_size)]
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(",".join(map(str, share)) for share in shares)
-    return environment
-
-
-class _FrontEndLog(logging.FileHandler):
-    """Where vLLM's lines from the controller's own process go."""
-
-
-def prepare_front_end(log: Path) -> None:
-    """Before vLLM is imported here: no usage statistics, no fork, and its log lines into ``log``.
-
-    An embedding program that has imported vLLM already has its own logging for it, which stays.
-    """
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # a fork would copy the event loop and its threads
-    logger = logging.getLogger("vllm")
-    ours = [handler for handler in logger.handlers if isinstance(handler, _FrontEndLog)]
-    if "vllm" in sys.modules and not ours:
-        return
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
-    if [handler.baseFilename for handler in ours] == [str(log.absolute())]:
-        return
-    for handler in ours:
-        logger.removeHandler(handler)
-        handler.close()
-    handler = _FrontEndLog(log, delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False

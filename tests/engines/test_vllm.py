@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from copy import deepcopy
@@ -24,10 +26,10 @@ import torch
 
 pytest.importorskip("vllm", reason="the vLLM engine needs vLLM")
 
-from prl.engines import vllm_core, vllm_stream
 from prl.engines.base import Decoding
 from prl.engines.vllm import VllmEngine
 from prl.errors import EngineDeadError, EngineError, WeightSyncError
+from tests.engines import vllm_probes
 from tests.engines.contract import Stream
 from tests.engines.transformers_factory import add_adapters
 from tests.engines.vllm_factory import (
@@ -35,7 +37,8 @@ from tests.engines.vllm_factory import (
     MAX_NUM_SEQS,
     VOCAB_SIZE,
     Trainer,
-    core_pid,
+    core_process,
+    host_process,
     make_engine,
     open_all,
     perturb,
@@ -69,16 +72,12 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
     tied, untied = tiny_model(tied=True), tiny_model(tied=False)
     tied.save_pretrained(folder / "tied")
     untied.save_pretrained(folder / "untied")
-    environment = vllm_core.child_environment
     with pytest.MonkeyPatch.context() as patch:
-        # So that the tests may send functions to the workers, and look at them.
-        patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
-        insecure = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
-        patch.setattr(vllm_core, "child_environment", lambda *args, **kwargs: environment(*args, **kwargs) | insecure)
+        patch.setenv(vllm_probes.FOLDER, str(folder))
         engines = [
-            make_engine(folder / "tied", folder, index=0),
-            make_engine(folder / "tied", folder, index=1, stream_interval=4),
-            make_engine(folder / "untied", folder, index=2),
+            make_engine(folder / "tied", folder, index=0, host=vllm_probes.HOST),
+            make_engine(folder / "tied", folder, index=1, host=vllm_probes.HOST, stream_interval=4),
+            make_engine(folder / "untied", folder, index=2, host=vllm_probes.HOST),
         ]
         try:
             await open_all(*engines)
@@ -101,12 +100,6 @@ async def gap(trainer: Trainer, engine: VllmEngine) -> float:
     """How far the engine's log-probabilities are from the trainer's model's."""
     scores = torch.tensor(await engine.score(TEXT))
     return float((scores - reference(trainer.model, TEXT)).abs().max())
-
-
-async def on_workers(engine: VllmEngine, function: Any) -> list[Any]:
-    """Call ``function(worker)`` in each worker process."""
-    answers: list[Any] = await engine._core.llm.collective_rpc(function)
-    return answers
 
 
 # The weights that are served -----------------------------------------------------------------------------------------
@@ -139,7 +132,7 @@ async def test_each_group_of_parameters_arrives(fleet: Fleet, tied: bool, parts:
     async def stage() -> None:
         await trainer.put_in_place(await trainer.stage(trainer.tensors()))
 
-    for push in (stage, trainer.push, partial(reloading, trainer, trainer.push)):
+    for push in (stage, trainer.push, partial(reloading, fleet, trainer.push)):
         perturb(trainer.model, *parts)
         before = [await gap(trainer, engine) for engine in trainer.engines]
         assert min(before) > 10 * TOLERANCE
@@ -148,26 +141,12 @@ async def test_each_group_of_parameters_arrives(fleet: Fleet, tied: bool, parts:
         assert max(after) < TOLERANCE
 
 
-def _deny_twins(_worker: Any) -> None:
-    from prl.engines import gloo_transfer
-
-    gloo_transfer.kept_has_twin = gloo_transfer.has_twin
-    gloo_transfer.has_twin = lambda _model: False
-
-
-def _allow_twins(_worker: Any) -> None:
-    from prl.engines import gloo_transfer
-
-    gloo_transfer.has_twin = gloo_transfer.kept_has_twin
-
-
-async def reloading(trainer: Trainer, push: Any) -> None:
+async def reloading(fleet: Fleet, push: Any) -> None:
     """``push`` with vLLM's own reload, in place."""
-    for engine in trainer.engines:
-        await on_workers(engine, _deny_twins)
+    order = fleet.folder / vllm_probes.DENY_TWINS
+    order.touch()
     await push()
-    for engine in trainer.engines:
-        await on_workers(engine, _allow_twins)
+    order.unlink()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +175,7 @@ async def test_adapters_alone_are_added_to_the_models_files(fleet: Fleet, tied: 
         await trainer.put_in_place(await trainer.stage(halves))
 
     async def reload(halves: dict[str, torch.Tensor]) -> None:
-        await reloading(trainer, partial(trainer.push, halves))
+        await reloading(fleet, partial(trainer.push, halves))
 
     for push in (stage, reload, trainer.push):
         trainer.model.load_state_dict(base)
@@ -229,30 +208,15 @@ async def test_adapters_that_do_not_fit_are_refused(fleet: Fleet, spoil: Any, to
     assert await gap(trainer, engine) < TOLERANCE
 
 
-def _forget_repacking(_worker: Any) -> None:
-    from prl.engines import gloo_transfer
-
-    gloo_transfer.kept_repack = gloo_transfer.repack_tied_heads
-    gloo_transfer.repack_tied_heads = lambda _model: None
-
-
-def _recall_repacking(_worker: Any) -> None:
-    from prl.engines import gloo_transfer
-
-    gloo_transfer.repack_tied_heads = gloo_transfer.kept_repack
-
-
 async def test_tied_head_is_stale_without_repacking(fleet: Fleet) -> None:
     """What the re-packing is for: a reload without it reports success and the tied head keeps the old weights."""
-    trainer = fleet.tied
-    for engine in trainer.engines:
-        await on_workers(engine, _forget_repacking)
+    trainer, order = fleet.tied, fleet.folder / vllm_probes.FORGET_REPACKING
+    order.touch()
     perturb(trainer.model, "embed_tokens")
-    await reloading(trainer, trainer.push)
+    await reloading(fleet, trainer.push)
     stale = [await gap(trainer, engine) for engine in trainer.engines]
-    for engine in trainer.engines:
-        await on_workers(engine, _recall_repacking)
-    await reloading(trainer, trainer.push)
+    order.unlink()
+    await reloading(fleet, trainer.push)
     whole = [await gap(trainer, engine) for engine in trainer.engines]
     assert min(stale) > 10 * TOLERANCE
     assert max(whole) < TOLERANCE
@@ -419,26 +383,6 @@ async def test_every_token_has_the_version_that_sampled_it(fleet: Fleet) -> None
         assert [chunk.finish for chunk in stream.chunks] == [None] * (len(stream.chunks) - 1) + ["length"]
 
 
-async def test_versions_wait_for_the_end_where_vllm_keeps_no_notes(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without vLLM's running notes a stream comes whole at its end, with the versions of the last output's spans."""
-    trainer = fleet.tied
-    engine = trainer.engines[0]
-    readable(trainer.model, 0)
-    first = await trainer.push()
-    monkeypatch.setattr(vllm_stream.Stream, "starts", property(lambda _: None, lambda *_: None), raising=False)
-    stream = Stream()
-    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
-        tasks.create_task(consume(engine, PROMPT, LONG, stream))
-        await submitted(engine)
-        readable(trainer.model, 1)
-        await trainer.push()
-    assert stream.versions == [first + token - FIRST_READABLE for token in stream.token_ids]
-    assert len(stream.token_ids) == LONG
-    assert len(stream.chunks) == len(set(stream.versions)) <= 2
-
-
 @torch.no_grad()
 def replayed(model: Any, weights: dict[int, Any], prompt: list[int], stream: Stream) -> torch.Tensor:
     """Log-probabilities of the stream's tokens where each version read what it read, and the cache was kept."""
@@ -480,13 +424,6 @@ async def test_kept_cache_is_that_of_the_versions_that_read(fleet: Fleet) -> Non
         assert float((recorded - fresh)[last].abs().max()) > 10 * TOLERANCE, "the cache was not recomputed"
 
 
-async def submitted(engine: VllmEngine) -> None:
-    """Wait until vLLM has a request."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not any(stream.queue for stream in engine._streams):  # noqa: ASYNC110 -- a fact that nobody announces
-            await asyncio.sleep(0)
-
-
 async def test_request_that_sampled_nothing_is_computed_anew(fleet: Fleet) -> None:
     """A request that reached vLLM right before a pause, with a prompt that is cached, reads no KV of an old version."""
     trainer = fleet.tied
@@ -496,11 +433,18 @@ async def test_request_that_sampled_nothing_is_computed_anew(fleet: Fleet) -> No
     prompt = [17 + number % 200 for number in range(300)]
     await sample(engine, prompt, decoding(1))
     stream = Stream()
+    core, asked = core_process(engine), fleet.folder / vllm_probes.PAUSE_ASKED
+    asked.unlink()
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
-        # Paused behind the engine's back, so that vLLM takes the request and cannot begin.
-        await engine._core.llm.pause_generation(mode="keep", clear_cache=False)
+        # Stopped, so that the request and the pause wait before the core together, in this order.
+        core.suspend()
         tasks.create_task(consume(engine, prompt, 20, stream))
-        await submitted(engine)
+        await asyncio.sleep(0)
+        pausing = tasks.create_task(engine.pause())
+        while not asked.exists():  # noqa: ASYNC110 -- the host says it by a file
+            await asyncio.sleep(0.01)
+        core.resume()
+        await pausing
         perturb(trainer.model, "")
         await trainer.push()
     assert stream.versions == [version + 1] * 20
@@ -509,13 +453,17 @@ async def test_request_that_sampled_nothing_is_computed_anew(fleet: Fleet) -> No
 
 
 async def test_new_request_reads_no_older_prefix_cache(fleet: Fleet) -> None:
-    """A prompt that an older version has cached is computed anew after a push, and is cached again for the next."""
+    """A prompt that older weights have cached is computed anew after a push, and is cached again for the next.
+
+    So it is too when a trainer that was started again makes other weights of the same version.
+    """
     trainer = fleet.tied
     engine = trainer.engines[0]
     prompt = [30 + number % 100 for number in range(300)]
-    for _ in range(2):
+    for version in (trainer.version + 1, trainer.version + 2, trainer.version + 2):
         await sample(engine, prompt, decoding(1))
         perturb(trainer.model, "")
+        trainer.version = version - 1
         await trainer.push()
         for _ in range(2):
             stream = await sample(engine, prompt, decoding(20))
@@ -564,10 +512,6 @@ async def test_tokens_that_the_model_does_not_know_are_refused(fleet: Fleet, pro
     assert len((await sample(engine, PROMPT, decoding(3))).token_ids) == 3
 
 
-def _num_requests(worker: Any) -> int:
-    return len(worker.model_runner.requests)
-
-
 async def test_closed_streams_leave_the_workers(fleet: Fleet) -> None:
     """Streams that are closed early, or whose consumer is cancelled while it submits, are not computed any further."""
     (engine,) = fleet.untied.engines
@@ -582,28 +526,34 @@ async def test_closed_streams_leave_the_workers(fleet: Fleet) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await task
     assert engine.statistics().running == 0
-    assert engine._core.llm.output_processor.get_num_unfinished_requests() == 0
-    await sample(engine, PROMPT, decoding(2))  # a step in which the workers forget what has ended
-    assert await on_workers(engine, _num_requests) <= [1]
+    await sample(engine, PROMPT, decoding(3))  # a step in which the workers forget what has ended
+    assert int((fleet.folder / vllm_probes.NUM_REQUESTS).read_text()) <= 1
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
 async def test_output_of_the_processes_is_in_the_log(fleet: Fleet) -> None:
-    """What the core prints stands in the engine's log; it leads the group that all its processes are in."""
+    """What the core prints stands in the engine's log; the host leads the group that all its processes are in."""
     for index, engine in enumerate([*fleet.tied.engines, *fleet.untied.engines]):
         text = (fleet.folder / f"engine-{index}.log").read_text()
         assert "EngineCore" in text
-        core = psutil.Process(core_pid(engine))
-        assert {os.getpgid(process.pid) for process in [core, *core.children(recursive=True)]} == {core.pid}
+        host = host_process(engine)
+        assert {os.getpgid(process.pid) for process in [host, *host.children(recursive=True)]} == {host.pid}
+
+
+async def test_controller_reaches_no_vllm(fleet: Fleet) -> None:
+    """The process that holds open engines has imported none of vLLM's modules."""
+    assert len(fleet.tied.engines) == 2
+    code = "import sys, prl.engines.vllm; assert not {'torch', 'vllm', 'transformers'} & sys.modules.keys()"
+    await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], check=True, timeout=DEADLINE_S)
 
 
 async def test_killed_core_ends_its_streams_and_no_other(fleet: Fleet) -> None:
     """SIGKILL of a core: its open stream raises with the log's last lines, nothing of it is left, the other serves."""
     killed, other = fleet.tied.engines[1], fleet.tied.engines[0]
-    core = psutil.Process(core_pid(killed))
-    family = [core, *core.children(recursive=True)]
+    host, core = host_process(killed), core_process(killed)
+    family = [host, *host.children(recursive=True)]
     stream = Stream()
 
     async def consume_until_killed() -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.util
-import multiprocessing.spawn
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import psutil
@@ -17,10 +14,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="the vLLM engine needs vLLM")
 
+from prl.engines.base import Decoding
 from prl.engines.vllm import VllmEngine
-from prl.engines.vllm_process import captured_environment
-from prl.errors import EngineError, MissingExtraError
-from tests.engines.vllm_factory import core_pid, make_engine, tiny_model
+from prl.errors import EngineDeadError, EngineError, MissingExtraError
+from tests.engines.vllm_factory import core_process, host_process, make_engine, sample, tiny_model
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -40,52 +37,48 @@ def test_missing_vllm_is_named(model_dir: Path, tmp_path: Path, monkeypatch: pyt
         make_engine(model_dir, tmp_path)
 
 
-def test_environment_is_given_back() -> None:
-    """What is written to the environment in between is handed over and undone: new names and changed ones."""
-    os.environ["PRL_TEST_CHANGED"] = "before"
-    try:
-        with captured_environment() as changed:
-            os.environ["PRL_TEST_CHANGED"] = "after"
-            os.environ["PRL_TEST_NEW"] = "new"
-        assert changed == {"PRL_TEST_CHANGED": "after", "PRL_TEST_NEW": "new"}
-        assert os.environ["PRL_TEST_CHANGED"] == "before"
-        assert "PRL_TEST_NEW" not in os.environ
-    finally:
-        del os.environ["PRL_TEST_CHANGED"]
-
-
 async def test_start_that_takes_too_long_leaves_nothing(model_dir: Path, tmp_path: Path) -> None:
     """Past ``start_timeout_s`` the start is an error with that limit, and its processes are gone."""
-    with warnings.catch_warnings(action="ignore"):  # vLLM's imports, and what it drops when a start fails
-        import vllm.v1.engine.async_llm  # noqa: F401 -- so that the time goes into the core's start
-
-        engine = make_engine(model_dir, tmp_path, start_timeout_s=4.0)
-        with pytest.raises(EngineError, match=r"not ready within engine\.start_timeout_s = 4 s"):
-            await engine.open()
-        gc.collect()
+    engine = make_engine(model_dir, tmp_path, start_timeout_s=3.0)
+    with pytest.raises(EngineError, match=r"not ready within engine\.start_timeout_s = 3 s"):
+        await engine.open()
     assert_gone(engine)
 
 
 async def test_cancelled_start_leaves_nothing(model_dir: Path, tmp_path: Path) -> None:
     """A start that is cancelled while the core's process comes up takes that process with it."""
-    with warnings.catch_warnings(action="ignore"):  # vLLM's imports, and what it drops when a start fails
-        engine = make_engine(model_dir, tmp_path)
-        opening = asyncio.ensure_future(engine.open())
-        async with asyncio.timeout(60):
-            while engine._core._launch is None or engine._core._launch.pid is None:  # noqa: ASYNC110 -- set in a thread
-                await asyncio.sleep(0.01)
-        opening.cancel()
-        async with asyncio.timeout(15):
-            with pytest.raises(asyncio.CancelledError):
-                await opening
-        gc.collect()
+    engine = make_engine(model_dir, tmp_path)
+    opening = asyncio.ensure_future(engine.open())
+    async with asyncio.timeout(60):
+        while engine._link._child is None or not host_process(engine).children():  # noqa: ASYNC110 -- told by nobody
+            await asyncio.sleep(0.01)
+    opening.cancel()
+    async with asyncio.timeout(15):
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    assert_gone(engine)
+
+
+async def test_core_that_does_not_move_is_killed(model_dir: Path, tmp_path: Path) -> None:
+    """A core that gives no token for engine.token_timeout_s: its streams raise, and host and core are gone."""
+    engine = make_engine(model_dir, tmp_path, token_timeout_s=5.0)
+    try:
+        await engine.open()
+        core_process(engine).suspend()
+        async with asyncio.timeout(30):
+            with pytest.raises(EngineDeadError, match=r"engine\.token_timeout_s = 5 s"):
+                await sample(engine, [5, 6], Decoding(temperature=1, max_tokens=100, stop_token_ids=[]))
+    finally:
+        await engine.close()
     assert_gone(engine)
 
 
 def assert_gone(engine: VllmEngine) -> None:
-    """No process of the engine's group runs, and the interpreter that multiprocessing starts is the real one again."""
-    assert not [p for p in psutil.process_iter() if is_in_group(p, core_pid(engine))]
-    assert multiprocessing.spawn.get_executable() == os.fsencode(sys.executable)
+    """No process of the engine's group is left, once the kernel has taken away what was killed."""
+    assert engine._link._child is not None
+    group = engine._link._child.pid
+    left = [process for process in psutil.process_iter() if is_in_group(process, group)]
+    assert psutil.wait_procs(left, timeout=10)[1] == []
 
 
 def is_in_group(process: psutil.Process, group: int) -> bool:
@@ -97,7 +90,7 @@ def is_in_group(process: psutil.Process, group: int) -> bool:
 
 
 def test_nothing_outlives_a_killed_controller(model_dir: Path, tmp_path: Path) -> None:
-    """SIGKILL of the controller's process: every process of its engine, trackers too, is gone within 10 seconds."""
+    """SIGKILL of the controller's process: every process of its engine is gone within 10 seconds."""
     command = [sys.executable, "-m", "tests.engines.vllm_controller", str(model_dir), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as controller:
         assert controller.stdout is not None
@@ -107,5 +100,5 @@ def test_nothing_outlives_a_killed_controller(model_dir: Path, tmp_path: Path) -
         finally:
             controller.kill()
         assert core in family
-        assert len(family) >= 2, "the core and multiprocessing's tracker"
+        assert len(family) >= 2, "the host and its core"
         assert psutil.wait_procs(family, timeout=10)[1] == []

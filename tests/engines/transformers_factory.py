@@ -51,7 +51,9 @@ def tiny_model(*, tied: bool, seed: int = 0) -> Any:
 
 def make_engine(model_dir: Path, log_dir: Path, *, index: int = 0, **config: Any) -> TransformersEngine:
     """An engine that is not open yet; ``config`` overrides fields of ``[engine]``."""
-    settings = EngineConfig(**{"max_num_seqs": 8, "max_model_len": 1024, "kv_cache_gib": 0.1} | config)
+    settings = EngineConfig(
+        **{"max_num_seqs": 8, "max_model_len": 1024, "kv_cache_gib": 0.1, "stream_interval": 1} | config
+    )
     return TransformersEngine(index=index, model=str(model_dir), config=settings, seed=0, log_dir=log_dir)
 
 

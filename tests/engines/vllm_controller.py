@@ -6,14 +6,14 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tests.engines.vllm_factory import core_pid, make_engine
+from tests.engines.vllm_factory import core_process, make_engine
 
 
 async def main(model: Path, logs: Path) -> None:
     """Never returns."""
     engine = make_engine(model, logs)
     await engine.open()
-    print(core_pid(engine), flush=True)  # noqa: T201 -- for the test that reads it
+    print(core_process(engine).pid, flush=True)  # noqa: T201 -- for the test that reads it
     await asyncio.Event().wait()
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from prl.config import EngineConfig
 from prl.engines.base import Decoding
-from prl.engines.vllm import VllmEngine
+from prl.engines.vllm import HOST, VllmEngine
 from prl.process import free_port
 from prl.transfer import GlooGroup
 from prl.types import TensorSpec, WeightGroup, WeightUpdate
@@ -86,18 +86,30 @@ def reference(model: Any, token_ids: list[int], temperature: float = 1.0) -> tor
     return (logits / temperature).log_softmax(-1).gather(-1, torch.tensor(token_ids[1:])[:, None])[:, 0]
 
 
-def make_engine(model_dir: Path, log_dir: Path, *, index: int = 0, **config: Any) -> VllmEngine:
+def make_engine(
+    model_dir: Path, log_dir: Path, *, index: int = 0, host: str = HOST, cores: list[int] | None = None, **config: Any
+) -> VllmEngine:
     """An engine that is not open yet; ``config`` overrides fields of ``[engine]``."""
-    settings = EngineConfig(**{"max_num_seqs": MAX_NUM_SEQS, "max_model_len": 1024, "kv_cache_gib": 0.1} | config)
-    return VllmEngine(index=index, model=str(model_dir), config=settings, transport="gloo", seed=0, log_dir=log_dir)
+    settings = EngineConfig(
+        **{"max_num_seqs": MAX_NUM_SEQS, "max_model_len": 1024, "kv_cache_gib": 0.1, "stream_interval": 1} | config
+    )
+    return VllmEngine(
+        index=index,
+        model=str(model_dir),
+        config=settings,
+        transport="gloo",
+        seed=0,
+        log_dir=log_dir,
+        cores=cores,
+        host=host,
+    )
 
 
 async def open_all(*engines: VllmEngine) -> None:
-    """Open side by side. The modules of vLLM are imported meanwhile, and warn of what they do to one another."""
-    with warnings.catch_warnings(action="ignore"):
-        async with asyncio.TaskGroup() as tasks:
-            for engine in engines:
-                tasks.create_task(engine.open())
+    """Open side by side."""
+    async with asyncio.TaskGroup() as tasks:
+        for engine in engines:
+            tasks.create_task(engine.open())
 
 
 def manifest_of(tensors: dict[str, torch.Tensor]) -> list[TensorSpec]:
@@ -198,12 +210,17 @@ async def sample(engine: VllmEngine, prompt: list[int], decoding: Decoding) -> S
     return stream
 
 
-def core_pid(engine: VllmEngine) -> int:
-    """The engine core's process, which leads the group of all its processes."""
-    launch = engine._core._launch
-    assert launch is not None
-    assert launch.pid is not None
-    return launch.pid
+def host_process(engine: VllmEngine) -> psutil.Process:
+    """The engine's host, which leads the group of all its processes."""
+    child = engine._link._child
+    assert child is not None
+    return psutil.Process(child.pid)
+
+
+def core_process(engine: VllmEngine) -> psutil.Process:
+    """The core of vLLM, which the host started."""
+    (core,) = host_process(engine).children()
+    return core
 
 
 class VllmSubject(Subject):
@@ -212,7 +229,7 @@ class VllmSubject(Subject):
     def __init__(self, trainer: Trainer) -> None:
         (engine,) = trainer.engines
         super().__init__(engine, prompt=[5, 6, 7, 8], max_num_seqs=MAX_NUM_SEQS, long=900)
-        self._trainer, self._pid = trainer, core_pid(engine)
+        self._trainer, self._pid = trainer, core_process(engine).pid
 
     async def transfer(self, version: int) -> None:
         """Perturb the model and send it."""

@@ -1,27 +1,28 @@
-"""What the transformers engine and its child process say to each other; neither torch nor transformers is needed.
+"""What an engine and its host process say to each other; neither torch, vLLM nor transformers is needed.
 
 Invariants:
 
-- The child speaks first, with the token it was given; nothing else is heard before it.
+- The host speaks first, with the token it was given; nothing else is heard before it.
 - Every ``Call`` is answered by exactly one ``Reply``, in order. ``Generate`` and ``Cancel`` have no answer.
-- What was sampled before a pause took effect is sent before the reply to that pause, so the ``version`` of a ``Tokens``
-  message is the one that sampled every token in it.
-- One ``Tokens`` message carries the tokens of all streams since the last one: the controller pays for a message per
-  decode step, not per token.
+- The ``version`` of a ``Tokens`` message sampled every token in it; a host whose version changes sends first what the
+  old one sampled. What was sampled before a pause took effect is sent before the reply to that pause.
+- One ``Tokens`` message carries the tokens of many streams: the controller pays for a message per
+  ``engine.stream_interval`` decode steps, and hardly for a token.
+- A stream ends with one ``Delta`` that has a finish, or with one ``Failed``; after a ``Cancel`` it may have neither.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from prl.config import Dtype
+from prl.config import EngineConfig
 from prl.engines.base import Decoding
 from prl.types import Finish, WeightGroup, WeightUpdate
 
-ADDRESS_VARIABLE = "PRL_TRANSFORMERS_ADDRESS"
-"""Environment variable with the ``host:port`` that the child connects back to."""
-TOKEN_VARIABLE = "PRL_TRANSFORMERS_TOKEN"  # noqa: S105 -- the name of a variable, not a secret
-"""Environment variable with the token that the child says first."""
+ADDRESS_VARIABLE = "PRL_HOST_ADDRESS"
+"""Environment variable with the ``host:port`` that the host process connects back to."""
+TOKEN_VARIABLE = "PRL_HOST_TOKEN"  # noqa: S105 -- the name of a variable, not a secret
+"""Environment variable with the token that it says first."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -33,17 +34,16 @@ class Start(_Message, frozen=True, kw_only=True):
 
     model: str
     """A folder or a hub name."""
-    dtype: Dtype
-    max_num_seqs: int
-    max_model_len: int
-    stream_interval: int
-    kv_cache_bytes: int
-    """KV cache on a CPU."""
-    gpu_memory_utilization: float
+    config: EngineConfig
+    transport: str
+    """How weights will come: vLLM's name of the backend."""
     seed: int
     num_threads: int
-    device_index: int
-    """Which GPU, where there are several (modulo their number)."""
+    """Threads to compute with on a CPU, where no cores are bound."""
+    devices: list[int]
+    """GPU indices, one a worker."""
+    cores: list[int] | None = None
+    """CPU cores that the workers compute on, split evenly; None: wherever the kernel likes."""
 
 
 class Connect(_Message, frozen=True, kw_only=True):
@@ -61,6 +61,12 @@ class Resume(_Message, frozen=True, kw_only=True):
     """Go on."""
 
 
+class Stage(_Message, frozen=True, kw_only=True):
+    """Begin to receive new weights beside generation; ``Load`` then has only to put them in place."""
+
+    update: WeightUpdate
+
+
 class Load(_Message, frozen=True, kw_only=True):
     """Receive new weights; only while paused."""
 
@@ -73,7 +79,7 @@ class Score(_Message, frozen=True, kw_only=True):
     token_ids: list[int]
 
 
-Request = Start | Connect | Pause | Resume | Load | Score
+Request = Start | Connect | Pause | Resume | Stage | Load | Score
 
 
 class Call(_Message, frozen=True, kw_only=True):
@@ -101,7 +107,7 @@ FromController = Call | Generate | Cancel
 
 
 class Hello(_Message, frozen=True, kw_only=True):
-    """The child's first message."""
+    """The host's first message."""
 
     token: str
 
@@ -134,4 +140,11 @@ class Tokens(_Message, frozen=True, kw_only=True):
     deltas: list[Delta]
 
 
-FromChild = Hello | Reply | Tokens
+class Failed(_Message, frozen=True, kw_only=True):
+    """A stream that cannot be served, and why; the host serves on."""
+
+    stream: int
+    error: str
+
+
+FromHost = Hello | Reply | Tokens | Failed

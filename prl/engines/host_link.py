@@ -1,11 +1,12 @@
-"""The controller's end of the link to a transformers engine's child: its process, its connection and its death.
+"""The controller's end of the link to an engine's host process: the process, its connection and its death.
 
 Invariants:
 
-- Whatever ends the child or the connection ends the link once, with one reason: every call raises it, ``on_end`` is
+- Whatever ends the host or the connection ends the link once, with one reason: every call raises it, ``on_end`` is
   called, ``failed`` returns it. There is no other end, so a caller that hears of none may wait.
-- One task reads the child. It hands tokens to ``on_tokens``, which must not block, so that no consumer delays another.
-- Only the child that was given the token is listened to, and only on loopback.
+- One task reads the host. It hands tokens to ``on_news``, which must not block, so that no consumer delays another;
+  while nothing comes it asks ``stalled`` every second, and kills a host that should move and does not.
+- Only the host that was given the token is listened to, and only on loopback.
 """
 
 from __future__ import annotations
@@ -15,95 +16,125 @@ import hmac
 import itertools
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from prl.engines.transformers_protocol import (
+from prl.engines.host_protocol import (
     ADDRESS_VARIABLE,
     TOKEN_VARIABLE,
     Call,
-    FromChild,
+    Failed,
     FromController,
+    FromHost,
     Hello,
     Reply,
     Request,
     Tokens,
 )
-from prl.errors import EngineDeadError, EngineError
+from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.process import Child, tail
 from prl.wire import Channel, WireClosedError, WireError
 
 _LOOPBACK = "127.0.0.1"
+_CHECK_S = 1.0
+"""How often a link on which nothing comes asks whether that is right."""
 _STOP_GRACE_S = 2.0
 _END_S = 5.0
-"""A child that dropped its connection is about to end; past this it is killed."""
+"""A host that dropped its connection is about to end; past this it is killed."""
 
 
 class Link:
-    """One child process that answers calls and sends tokens."""
+    """One host process that answers calls and sends tokens.
+
+    Args:
+        name: of the engine.
+        module: what the host runs, ``python -m``.
+        environment: what it sees besides this process's.
+        log: where it and whatever it starts print.
+        on_news: given all that is no answer to a call.
+        on_end: called once, when the link has ended.
+        stalled: why the host must be killed, if it must.
+        send_timeout_s: longest wait for the host to take a message.
+    """
 
     def __init__(
         self,
         name: str,
+        module: str,
+        environment: Mapping[str, str],
         log: Path,
         *,
-        on_tokens: Callable[[Tokens], None],
+        on_news: Callable[[Tokens | Failed], None],
         on_end: Callable[[], None],
+        stalled: Callable[[], str | None],
         send_timeout_s: float,
     ) -> None:
-        self._name, self._log = name, log
-        self._on_tokens, self._on_end = on_tokens, on_end
+        self._name, self._module, self._environment, self._log = name, module, environment, log
+        self._on_news, self._on_end, self._stalled = on_news, on_end, stalled
         self._send_timeout_s = send_timeout_s
         self._token = secrets.token_hex(16)
         self._server: asyncio.Server | None = None
         self._child: Child | None = None
-        self._channel: Channel[FromChild] | None = None
+        self._channel: Channel[FromHost] | None = None
         self._connected, self._ended = asyncio.Event(), asyncio.Event()
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._ids = itertools.count()
+        self._verdict: str | None = None
+        """Why it is being killed: that is how it ends, however its connection does."""
         self.reason: str | None = None
         """Why the link has ended; None while it has not."""
 
     async def start(self) -> None:
-        """Start the child and wait until it has connected. The caller owns the deadline.
+        """Start the host and wait until it has connected. The caller owns the deadline.
 
         Raises:
-            EngineDeadError: the child ended first.
+            EngineDeadError: the host ended first.
         """
         self._server = await asyncio.start_server(self._serve, _LOOPBACK, 0)
         port = self._server.sockets[0].getsockname()[1]
-        command = [sys.executable, "-m", "prl.engines.transformers_host"]
-        env = {ADDRESS_VARIABLE: f"{_LOOPBACK}:{port}", TOKEN_VARIABLE: self._token}
+        command = [sys.executable, "-m", self._module]
+        env = {**self._environment, ADDRESS_VARIABLE: f"{_LOOPBACK}:{port}", TOKEN_VARIABLE: self._token}
         self._child = await Child.start(self._name, command, self._log, env)
         async with asyncio.TaskGroup() as group:
-            # Until the connection stands, the child's end is seen here; afterwards the connection's end tells.
+            # Until the connection stands, the host's end is seen here; afterwards the connection's end tells.
             watch = group.create_task(self._watch_start(self._child))
             await self._connected.wait()
             watch.cancel()
         self._server.close()
         self.check_alive()
 
-    async def call(self, request: Request, timeout_s: float, error: type[Exception] = EngineError) -> Reply:
-        """Ask the child and wait for its answer; what it could not do in time, or at all, is raised as ``error``."""
+    async def call(self, request: Request, timeout_s: float, error: type[PrlError] | None = None) -> Reply:
+        """Ask the host and wait for its answer.
+
+        Args:
+            request: what to do.
+            timeout_s: longest wait for the answer.
+            error: what is raised for a request that failed or is late. None: an ``EngineError`` for one that failed,
+                and a host that is late is killed, for then nobody knows what state it is in.
+        """
         self.check_alive()
         number = next(self._ids)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
-        what = type(request).__name__.lower()
+        what = f"{self._name} did not answer {type(request).__name__.lower()!r} within {timeout_s:g} s"
         try:
             async with asyncio.timeout(timeout_s):
                 await self.send(Call(id=number, request=request))
                 reply = await future
         except TimeoutError:
-            raise error(f"{self._name} did not answer {what!r} within {timeout_s:g} s") from None
+            if error is not None:
+                raise error(what) from None
+            future.cancel()
+            await self.kill(what)
+            raise EngineDeadError(self.reason) from None
         finally:
             del self._calls[number]
         if reply.error is not None:
-            raise error(f"{self._name}: {reply.error}")
+            raise (error or EngineError)(f"{self._name}: {reply.error}")
         return reply
 
     async def send(self, message: FromController) -> None:
-        """Send a message; a child that takes none is killed."""
+        """Send a message; a host that takes none is killed."""
         self.check_alive()
         assert self._channel is not None, "checked alive"
         try:
@@ -129,12 +160,13 @@ class Link:
         return self.reason
 
     async def kill(self, reason: str) -> None:
-        """End a child that does not move."""
-        self._end(f"{reason}; last lines of {self._log}:\n{tail(self._log)}")
+        """End a host that does not move; it is gone when its streams hear of it."""
+        self._verdict = self._verdict or f"{reason}; last lines of {self._log}:\n{tail(self._log)}"
         await self._stop(grace_s=0)
+        self._end(self._verdict)
 
     async def close(self) -> None:
-        """End the child, if it still runs. Idempotent."""
+        """End the host, if it still runs. Idempotent."""
         self._end(f"{self._name} is closed")
         if self._server is not None:
             self._server.close()
@@ -159,8 +191,8 @@ class Link:
         self._end(await child.ended())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read the child's messages until its end. The server owns the task that this runs in."""
-        channel: Channel[FromChild] = Channel(reader, writer, FromChild)
+        """Read the host's messages until its end. The server owns the task that this runs in."""
+        channel: Channel[FromHost] = Channel(reader, writer, FromHost)
         try:
             async with asyncio.timeout(_END_S):
                 hello = await channel.receive()
@@ -169,17 +201,28 @@ class Link:
             self._channel = channel
             self._connected.set()
             while True:
-                self._take(await channel.receive())
+                await self._take_next(channel)
         except (WireClosedError, WireError, TimeoutError) as error:
             if self._channel is channel:
-                self._end(await self._how_it_ended(error))
+                how = await self._how_it_ended(error)
+                self._end(self._verdict or how)
         finally:
             channel.close()
 
-    def _take(self, message: FromChild) -> None:
+    async def _take_next(self, channel: Channel[FromHost]) -> None:
+        try:
+            async with asyncio.timeout(_CHECK_S):
+                message = await channel.receive()
+        except TimeoutError:
+            if (reason := self._stalled()) is not None:
+                await self.kill(reason)
+        else:
+            self._take(message)
+
+    def _take(self, message: FromHost) -> None:
         match message:
-            case Tokens():
-                self._on_tokens(message)
+            case Tokens() | Failed():
+                self._on_news(message)
             case Reply(id=number):
                 future = self._calls.get(number)  # None: the caller has left
                 if future is not None and not future.done():
@@ -188,7 +231,7 @@ class Link:
                 raise WireError(f"{self._name} said hello twice")
 
     async def _how_it_ended(self, error: Exception) -> str:
-        assert self._child is not None, "a child that is connected was started"
+        assert self._child is not None, "a host that is connected was started"
         try:
             async with asyncio.timeout(_END_S):
                 return await self._child.ended()

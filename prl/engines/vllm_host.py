@@ -1,0 +1,72 @@
+"""The host process of the vLLM engine: it starts an ``AsyncLLM`` with its core and serves the controller.
+
+Invariants:
+
+- The core is forked where it computes by itself, before this process has an event loop: what vLLM's imports cost, in
+  seconds and memory, is paid once.
+- Every process ends with its parent, this one with the core and with its connection too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import traceback
+from typing import Any
+
+import uvloop
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from prl.engines.gloo_transfer import HOST
+from prl.engines.host_protocol import Call, FromController, Start
+from prl.engines.host_side import connect_back, end_process
+from prl.engines.vllm_serving import Serving
+from prl.engines.vllm_settings import engine_args, is_one_process
+from prl.process import die_with_parent
+from prl.wire import Channel, WireClosedError
+
+
+def start_core(start: Start, sock: socket.socket) -> Any:
+    """The ``AsyncLLM`` with its core ready, blocking; ``sock`` is not for other processes."""
+    os.environ[HOST] = str(os.getpid())
+    vllm_config = engine_args(start).create_engine_config()
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork" if is_one_process(start) else "spawn"
+    parent = 0
+
+    def before_fork() -> None:
+        nonlocal parent
+        parent = os.getpid()
+
+    def after_fork() -> None:
+        die_with_parent(parent)
+        sock.close()
+
+    os.register_at_fork(before=before_fork, after_in_child=after_fork)
+    return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True)
+
+
+async def _serve(llm: Any, call: Call, start: Start, sock: socket.socket) -> None:
+    channel: Channel[FromController] = Channel(*await asyncio.open_connection(sock=sock), FromController)
+    await Serving(llm, start, channel).serve(call)
+
+
+def main() -> None:
+    """Connect back to the controller, start the core and serve."""
+    sock, first = connect_back()
+    try:
+        call = first.receive()
+        if not (isinstance(call, Call) and isinstance(call.request, Start)):
+            end_process("the controller must start the engine before it uses it")
+        llm = start_core(call.request, sock)
+        gc.freeze()  # what the start made stays; a collection need not look at it
+        uvloop.run(_serve(llm, call, call.request, sock))
+    except* WireClosedError:
+        end_process("the controller closed the connection")
+    except* Exception:  # noqa: BLE001 -- the core and vLLM's threads would keep a failed process alive
+        end_process(traceback.format_exc())
+
+
+if __name__ == "__main__":
+    main()
