@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -33,7 +31,7 @@ from prl.progress import num_asked, percent
 from prl.progress_line import ProgressLine
 from prl.prompts import open_source
 from prl.rewards.scorer import Scorer
-from prl.shell import FAILED, INTERRUPTED, OK, SIGNALS, failure_message, kill_everything, run_to_exit
+from prl.shell import FAILED, INTERRUPTED, OK, failure_message, first_signal, run_to_exit
 from prl.tokenizer import Tokenizer
 from prl.types import Prompt
 
@@ -69,8 +67,10 @@ class EvalJob:
     async def _main(self) -> int:
         folder = Path(tempfile.mkdtemp(prefix="prl-eval-"))
         keep = False
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            with log.captured(), log.configure(folder, self._console), _interruptible():
+            with log.captured(), log.configure(folder, self._console), first_signal(task.cancel):
                 evaluation = await self._evaluate(folder)
         except asyncio.CancelledError:
             sys.stderr.write("prl: interrupted; everything that was started has ended\n")
@@ -199,26 +199,3 @@ def _results(evaluation: Evaluation) -> RenderableType:
 
 def _estimated(found: Estimate) -> tuple[str, str]:
     return f"{found.mean:.3f}", f"95% interval {found.low:.3f} to {found.high:.3f}"
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """The first signal cancels this task, the second kills."""
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    assert task is not None
-
-    def first() -> None:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
-            signal.signal(number, kill_everything)
-        task.cancel()
-
-    for number in SIGNALS:
-        loop.add_signal_handler(number, first)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)

@@ -4,17 +4,16 @@
     steps      first signal: finish the step, save, 0       second signal, any time: kill every child, 130
     the end    the report of what was learned, 0            a failure: its cause in one message, 1
 
-The second signal is a plain signal handler, not the event loop's, so that it works while the loop is blocked.
+How signals are taken is in ``shell.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
+from functools import partial
 
 from prl import log, preflight, summary
 from prl.config import Config
@@ -22,7 +21,7 @@ from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Evaluation
 from prl.panel import Panel, make_console, make_panel, say, show
 from prl.pipeline import Pipeline
-from prl.shell import FAILED, INTERRUPTED, OK, SIGNALS, failure_message, kill_everything, run_to_exit
+from prl.shell import FAILED, INTERRUPTED, OK, failure_message, first_signal, run_to_exit
 
 
 class Job:
@@ -40,7 +39,6 @@ class Job:
         self._config, self._run_dir, self._resume = config, run_dir, resume
         self._console = make_console()
         self._plain = plain
-        self._interrupted = False
         self._stop = asyncio.Event()
         self._starting: asyncio.Task[int] | None = None
         self._shown: Evaluation | None = None
@@ -53,7 +51,11 @@ class Job:
     async def _main(self) -> int:
         self._starting = asyncio.current_task()
         title, num_steps = self._config.run.name, self._config.run.num_steps
-        with log.captured(), closing(self._panel(title, num_steps)) as panel, self._signals(panel):
+        with (
+            log.captured(),
+            closing(self._panel(title, num_steps)) as panel,
+            first_signal(partial(self._interrupt, panel)),
+        ):
             code, message = await self._outcome(panel)
         if message:
             sys.stdout.flush()
@@ -111,30 +113,11 @@ class Job:
             again = f"{self._command} --resume --run-dir {shlex.quote(str(pipeline.run_dir))}"
             say(self._console, f"\nGo on with: {again}")
 
-    @contextmanager
-    def _signals(self, panel: Panel) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        before = {number: signal.getsignal(number) for number in SIGNALS}
-
-        def first() -> None:
-            if self._interrupted:  # several signals came before the loop looked
-                kill_everything(0, None)
-            self._interrupted = True
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
-                signal.signal(number, kill_everything)
-            if self._starting is not None:
-                panel.stage("interrupted: ending what was started")
-                self._starting.cancel()
-            else:
-                panel.stage("stopping after this step, then saving; once more to end at once")
-                self._stop.set()
-
-        for number in SIGNALS:
-            loop.add_signal_handler(number, first)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                loop.remove_signal_handler(number)
-                signal.signal(number, handler)
+    def _interrupt(self, panel: Panel) -> None:
+        """The first signal: end what is being started, or finish the step."""
+        if self._starting is not None:
+            panel.stage("interrupted: ending what was started")
+            self._starting.cancel()
+        else:
+            panel.stage("stopping after this step, then saving; once more to end at once")
+            self._stop.set()

@@ -29,7 +29,7 @@ from prl.rollout import Rollout
 from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
-from prl.trainer.base import Trainer
+from prl.trainer.base import ExaminedTrainer, Trainer
 from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
@@ -92,7 +92,7 @@ def make_engines(config: Config, model: str, run_dir: Path, transport: str) -> l
     ]
 
 
-def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None) -> Trainer:
+def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None) -> ExaminedTrainer:
     """The trainer of ``[trainer]``, not opened."""
     if config.trainer.kind == "simulated":
         from prl.trainer.simulated import SimulatedTrainer  # noqa: PLC0415 -- only where it is chosen

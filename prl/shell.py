@@ -1,7 +1,9 @@
 """One coroutine run to an exit code from the command line, and the end of everything that it started.
 
-A thread that hangs in a reward must not keep the process: the executor is left behind, and whoever owns the process
-decides (``cli.py``). ``kill_everything`` is for a plain signal handler, which works while the event loop is blocked.
+- A thread that hangs in a reward must not keep the process: the executor is left behind, and whoever owns the process
+  decides (``cli.py``).
+- The first SIGINT or SIGTERM does what the command says; the second, at any time, kills every descendant and leaves
+  with 130. It is a plain signal handler, not the event loop's, so that it works while the loop is blocked.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ import asyncio
 import os
 import signal
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,7 +22,7 @@ from typing import Any
 from prl.errors import PrlError
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
@@ -47,7 +49,34 @@ def _new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def kill_everything(_: int, __: FrameType | None) -> None:
+@contextmanager
+def first_signal(react: Callable[[], object]) -> Iterator[None]:
+    """``react`` to the first SIGINT or SIGTERM, in the event loop; from then on the next kills everything."""
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    came = False
+
+    def first() -> None:
+        nonlocal came
+        if came:  # several signals came before the loop looked
+            _kill_everything(0, None)
+        came = True
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, _kill_everything)
+        react()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, first)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+def _kill_everything(_: int, __: FrameType | None) -> None:
     """SIGKILL to every descendant, then leave without another word: what is stuck may not be waited for."""
     for pid in _descendants(os.getpid()):
         with suppress(ProcessLookupError, PermissionError):

@@ -29,6 +29,9 @@ class Tokenizer:
         self.has_template = bool(tokenizer.chat_template)
         self.vocab_size = len(tokenizer)
         """Number of ids the tokenizer knows, added tokens included."""
+        self.bos_token_id: int | None = tokenizer.bos_token_id
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+        self.pad_token_id: int | None = tokenizer.pad_token_id
         self._prefix = self._find_prefix()
         self._check_bos("its tokenizer", self._prefix)
         if self.has_template:
@@ -80,6 +83,11 @@ class Tokenizer:
     def decode(self, ids: list[int]) -> str:
         """The text of ids without special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def reencode(self, ids: list[int]) -> list[int]:
+        """What ``ids`` become as text, special tokens included, and back: often, not always, the same."""
+        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self.encode_rendered(str(text))
 
     def _find_prefix(self) -> list[int]:
         """What the tokenizer puts before plain text. What it would put behind it would end a prompt: never used."""

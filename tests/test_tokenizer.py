@@ -66,6 +66,14 @@ def test_decode_leaves_special_tokens_out(tmp_path: Path) -> None:
     assert tokenizer.decode(ids) == "a , b"
 
 
+def test_ids_come_back_from_their_text_with_special_tokens(tmp_path: Path) -> None:
+    """Encoded again, a text gives its own ids, special tokens among them."""
+    tokenizer = Tokenizer.load(save_tokenizer(tmp_path))
+    ids = [BOS_ID, *tokenizer.encode("a , b"), END_ID]
+    assert tokenizer.reencode(ids) == ids
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (BOS_ID, EOS_ID, None)
+
+
 def test_vocab_size_counts_every_id(tmp_path: Path) -> None:
     """Special tokens are counted."""
     tokenizer = Tokenizer.load(save_tokenizer(tmp_path))

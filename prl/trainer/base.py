@@ -100,3 +100,17 @@ class Trainer(Protocol):
     async def close(self) -> None:
         """End every process it started. Idempotent, bounded in time, safe after a failure."""
         ...
+
+
+class ExaminedTrainer(Trainer, Protocol):
+    """A trainer that ``prl doctor`` can question beyond what a run needs."""
+
+    async def rescore(
+        self, sequences: list[list[int]], *, temperature: float, dtype: str | None = None
+    ) -> list[list[float]]:
+        """As ``score``, for many sequences, at any temperature and in any compute dtype (None: its own)."""
+        ...
+
+    async def nudge(self, names: list[str], scale: float) -> None:
+        """Change the named tensors by noise of ``scale`` times their size, as the next version."""
+        ...

@@ -30,11 +30,11 @@ from torch.distributed.tensor import DTensor
 
 from prl.config import Config
 from prl.errors import TrainerError
-from prl.trainer import checkpoint, lora, shards
+from prl.trainer import checkpoint, lora, questioned, shards
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.export import export
 from prl.trainer.loss import Loss, LossTerms
-from prl.trainer.microbatch import MicroBatch, pack, scored
+from prl.trainer.microbatch import MicroBatch, pack
 from prl.trainer.model import check_policy, load_policy, parameters_of
 from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tensors
 from prl.trainer.publish import Publisher
@@ -115,10 +115,23 @@ class Learner:
 
     def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first (length L - 1)."""
-        if len(token_ids) < 2:  # noqa: PLR2004 -- one token predicts nothing
-            return []
-        scores: list[float] = self.policy.score(pack([scored(token_ids)], self._device), 1.0).tolist()
-        return scores
+        return self.rescore([token_ids], 1.0, None)[0]
+
+    def rescore(self, sequences: list[list[int]], temperature: float, dtype: str | None) -> list[list[float]]:
+        """Log-probability of each token after the first, by sequence, computed in ``dtype`` (None: the trainer's).
+
+        Another dtype than the trainer's takes a second copy of the weights for as long as this lasts.
+        """
+        policy = self.policy
+        if dtype not in {None, self._config.trainer.dtype}:
+            other = getattr(torch, dtype or "")
+            policy = questioned.twin_of(policy, self._model, self._device, other, self._config.lora)
+        return questioned.rescored(policy, sequences, temperature, self._device)
+
+    def nudge(self, names: list[str], scale: float) -> None:
+        """Add noise to the named tensors, ``scale`` times their size: other weights, as the next version."""
+        questioned.nudge(self.policy, self.parameters, names, scale, self._config.seed + self.step)
+        self.step += 1
 
     def connect(self, group: WeightGroup) -> None:
         """Rank 0 joins the weight group. Raises WeightSyncError."""

@@ -60,6 +60,12 @@ class Scored(_Message, frozen=True, kw_only=True):
     logprobs: list[float]
 
 
+class Rescored(_Message, frozen=True, kw_only=True):
+    """Log-probabilities of the tokens after the first of each sequence; the same on every rank."""
+
+    logprobs: list[list[float]]
+
+
 class Done(_Message, frozen=True, kw_only=True):
     """The command is carried out and has no result."""
 
@@ -114,6 +120,22 @@ class Score(_Message, frozen=True, kw_only=True):
     token_ids: list[int]
 
 
+class Rescore(_Message, frozen=True, kw_only=True):
+    """Log-probabilities of token sequences under a temperature and a compute dtype of choice."""
+
+    sequences: list[list[int]]
+    temperature: float
+    dtype: str | None
+    """A torch dtype without its prefix; None: the trainer's own."""
+
+
+class Nudge(_Message, frozen=True, kw_only=True):
+    """Make other weights of the current ones, as the next version."""
+
+    names: list[str]
+    scale: float
+
+
 class Save(_Message, frozen=True, kw_only=True):
     """Write a checkpoint."""
 
@@ -131,7 +153,7 @@ class Shutdown(_Message, frozen=True, kw_only=True):
     """Leave with exit code 0. There is no reply."""
 
 
-Command = Connect | Train | Publish | Score | Save | Export
+Command = Connect | Train | Publish | Score | Rescore | Nudge | Save | Export
 FromController = Setup | Refused | Command | Shutdown
-Reply = Ready | Trained | Scored | Done | Failed
+Reply = Ready | Trained | Scored | Rescored | Done | Failed
 FromRank = Hello | Beat | Reply

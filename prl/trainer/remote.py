@@ -30,7 +30,7 @@ from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.ranks import RankFailure, Ranks
 from prl.types import Batch, WeightGroup, WeightUpdate
 
-R = TypeVar("R", protocol.Ready, protocol.Trained, protocol.Scored, protocol.Done)
+R = TypeVar("R", protocol.Ready, protocol.Trained, protocol.Scored, protocol.Rescored, protocol.Done)
 
 _GRACE_S = 5.0
 _REPORT_S = 2.0
@@ -118,6 +118,17 @@ class FsdpTrainer:
         """Log-probability at temperature 1 of each token after the first (length L - 1)."""
         replies = await self._ask("score", protocol.Scored, self._to_all(protocol.Score(token_ids=token_ids)))
         return replies[0].logprobs
+
+    async def rescore(
+        self, sequences: list[list[int]], *, temperature: float, dtype: str | None = None
+    ) -> list[list[float]]:
+        """Log-probability of each token after the first, by sequence."""
+        command = protocol.Rescore(sequences=sequences, temperature=temperature, dtype=dtype)
+        return (await self._ask("rescore", protocol.Rescored, self._to_all(command)))[0].logprobs
+
+    async def nudge(self, names: list[str], scale: float) -> None:
+        """Change the named tensors by noise of ``scale`` times their size, as the next version."""
+        await self._ask("nudge", protocol.Done, self._to_all(protocol.Nudge(names=names, scale=scale)))
 
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a complete checkpoint to ``folder`` atomically."""

@@ -33,7 +33,7 @@ class TrainerScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What goes wrong in a simulated trainer."""
 
     calls: tuple[CallFault, ...] = ()
-    """Faults of open, connect, train, publish, score, save, export and close."""
+    """Faults of open, connect, train, publish, score, rescore, nudge, save, export and close."""
     die_at_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """When it dies, in seconds after it was opened."""
 
@@ -125,6 +125,25 @@ class SimulatedTrainer:
         with self._alone("score"):
             await self._call("score")
             return sequence_logprobs(self.weights, token_ids)
+
+    async def rescore(
+        self,
+        sequences: list[list[int]],
+        *,
+        temperature: float,  # noqa: ARG002 -- the simulated model has none
+        dtype: str | None = None,  # noqa: ARG002 -- nor anything to round
+    ) -> list[list[float]]:
+        """The simulated model's log-probabilities, whatever the temperature and dtype."""
+        with self._alone("rescore"):
+            await self._call("rescore")
+            return [sequence_logprobs(self.weights, sequence) for sequence in sequences]
+
+    async def nudge(self, names: list[str], scale: float) -> None:  # noqa: ARG002 -- there is one tensor, a digest
+        """Other weights, as the next version."""
+        with self._alone("nudge"):
+            await self._call("nudge")
+            self.weights = learn(self.weights, [])
+            self.step += 1
 
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write step, weights and ``state`` to ``folder``, which then holds all of them or nothing."""

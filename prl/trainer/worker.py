@@ -114,6 +114,10 @@ def _answer(learner: Learner, command: protocol.FromController) -> protocol.Repl
             return protocol.Trained(report=learner.train(command.step, command.microbatches, command.num_sequences))
         case protocol.Score():
             return protocol.Scored(logprobs=learner.score(command.token_ids))
+        case protocol.Rescore():
+            return protocol.Rescored(logprobs=learner.rescore(command.sequences, command.temperature, command.dtype))
+        case protocol.Nudge():
+            learner.nudge(command.names, command.scale)
         case protocol.Connect():
             learner.connect(command.group)
         case protocol.Publish():

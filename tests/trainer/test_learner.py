@@ -18,10 +18,12 @@ torch: Any = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402 -- after the check for torch
 
+from prl.config_lora import LoraConfig  # noqa: E402
 from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
 from prl.trainer.learner import Learner  # noqa: E402
 from prl.trainer.loss import Loss  # noqa: E402
 from prl.trainer.microbatch import pack, scored  # noqa: E402
+from prl.trainer.questioned import rescored, twin_of  # noqa: E402
 from prl.types import Sample, WeightUpdate  # noqa: E402
 from tests.trainer import rank_session  # noqa: E402
 
@@ -339,6 +341,62 @@ def test_scores_are_at_temperature_one(learner: Learner, models: dict[str, Path]
     scores = learner.score(token_ids)
     assert scores == pytest.approx([expected[t, token_ids[t + 1]].item() for t in range(3)], abs=1e-5)
     assert learner.score([7]) == []
+
+
+def test_sequences_are_rescored_at_any_temperature_and_in_any_type(learner: Learner, models: dict[str, Path]) -> None:
+    """As the model alone scores them; in bfloat16 the numbers are other ones, and the learner's own stay."""
+    from transformers import AutoModelForCausalLM
+
+    sequences = [[7, 8, 9, 10], [3], [11, 12]]
+    lm = AutoModelForCausalLM.from_pretrained(models["tied"], dtype=torch.float32).eval()
+    expected = []
+    for ids in sequences:
+        with torch.no_grad():
+            logprobs = torch.log_softmax(lm(torch.tensor([ids])).logits[0] / 0.5, -1)
+        expected.append([logprobs[t, token].item() for t, token in enumerate(ids[1:])])
+    for found in (learner.rescore(sequences, 0.5, None), learner.rescore(sequences, 0.5, "float32")):
+        assert [pytest.approx(each, abs=1e-5) for each in expected] == found
+    rounded = learner.rescore(sequences, 0.5, "bfloat16")
+    assert [pytest.approx(each, abs=0.3) for each in expected] == rounded
+    assert rounded != learner.rescore(sequences, 0.5, None)
+
+
+def test_a_copy_in_another_type_has_the_current_weights(models: dict[str, Path]) -> None:
+    """Not those of the checkpoint."""
+    learner = rank_session.penalised(models["tied"])
+    learner.nudge(["model.embed_tokens.weight"], 0.3)
+    current = learner.rescore([[7, 8, 9, 10]], 1.0, None)
+    twin = twin_of(learner.policy, str(models["tied"]), CPU, torch.float32, LoraConfig())
+    assert rescored(twin, [[7, 8, 9, 10]], 1.0, CPU)[0] == pytest.approx(current[0], abs=1e-6)
+
+
+def test_adapters_are_copied_and_nudged(models: dict[str, Path]) -> None:
+    """Under LoRA a weight is nudged through its adapter, which begins with zeros; its base stays."""
+    pytest.importorskip("peft")
+    adapter = {"rank": 2, "target_modules": ["q_proj"]}
+    learner = Learner(make_config(models["tied"], lora=adapter), str(models["tied"]), None, CPU)
+    ids = [[7, 8, 9, 10]]
+    before, base = learner.rescore(ids, 1.0, None), rank_session.whole(learner.policy.tensors, "p")
+    learner.nudge(["model.layers.0.self_attn.q_proj.weight", "model.norm.weight"], 0.3)
+    after = learner.rescore(ids, 1.0, None)
+    assert after != before
+    assert all(
+        torch.equal(value, base[name]) for name, value in rank_session.whole(learner.policy.tensors, "p").items()
+    )
+    twin = twin_of(learner.policy, str(models["tied"]), CPU, torch.float32, learner._config.lora)
+    assert rescored(twin, ids, 1.0, CPU)[0] == pytest.approx(after[0], abs=1e-6)
+
+
+def test_a_nudge_changes_the_named_tensors_only(models: dict[str, Path]) -> None:
+    """By about the share of their size that was asked for; what is no parameter is passed over; a version is made."""
+    learner = Learner(make_config(models["untied"]), str(models["untied"]), None, CPU)
+    before, name = rank_session.whole(learner.parameters, "p"), "lm_head.weight"
+    learner.nudge([name, "no.such.buffer"], 0.1)
+    after = rank_session.whole(learner.parameters, "p")
+    assert [key for key, value in after.items() if not torch.equal(value, before[key])] == [f"p/{name}"]
+    old, new = before[f"p/{name}"], after[f"p/{name}"]
+    assert ((new - old).norm() / old.norm()).item() == pytest.approx(0.1, rel=0.1)
+    assert learner.step == 1
 
 
 # One rank and two -----------------------------------------------------------------------------------------------------

@@ -254,7 +254,11 @@ async def test_a_run_with_two_ranks_and_its_death(models: dict[str, Path], tmp_p
         exported = load_file(tmp_path / "export" / "model.safetensors")
         assert receiving.result().keys() == exported.keys()
         assert all(torch.equal(tensor, exported[name]) for name, tensor in receiving.result().items())
-        assert len(await trainer.score([4, 5, 6])) == 2
+        scores = await trainer.score([4, 5, 6])
+        assert len(scores) == 2
+        rescored = await trainer.rescore([[4, 5, 6], [7]], temperature=1.0, dtype="bfloat16")
+        assert rescored == [pytest.approx(scores, abs=0.3), []]
+        assert rescored[0] != scores
         await trainer.save(tmp_path / "step-000001", {"cursor": 3})
         assert checkpoint.latest(tmp_path).folder == tmp_path / "step-000001"
 

@@ -166,6 +166,18 @@ async def test_skipped_step_keeps_the_weights_and_grows_the_version() -> None:
 
 
 @in_virtual_time
+async def test_a_nudge_makes_a_version_of_other_weights() -> None:
+    """The scores before and after differ, and rescored one by one they are those of ``score``."""
+    trainer = SimulatedTrainer()
+    await trainer.open()
+    before = await trainer.rescore([[1, 2, 3], [4, 5]], temperature=1.0)
+    assert before == [await trainer.score([1, 2, 3]), await trainer.score([4, 5])]
+    await trainer.nudge(["anything"], 0.1)
+    assert trainer.step == 1
+    assert await trainer.rescore([[1, 2, 3]], temperature=1.0) != before[:1]
+
+
+@in_virtual_time
 async def test_death_in_a_step_names_itself() -> None:
     """A trainer that dies in its second step raises there, tells ``failed``, and refuses what comes after."""
     trainer = scripted(CallFault(call="train", kind="die", nth=1))
