@@ -134,22 +134,36 @@ def test_a_bug_in_a_reward(tmp_path: Path, started: list[Job]) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(
-    ("victim", "says"),
-    [("VLLM::EngineCore", "engine-0"), ("prl.trainer.worker", "trainer")],
-    ids=["engine core", "trainer rank"],
-)
-def test_a_killed_process(tmp_path: Path, started: list[Job], victim: str, says: str) -> None:
+def test_a_killed_process(tmp_path: Path, started: list[Job]) -> None:
     """A dead child is noticed: where nothing is started again, SIGKILL ends the run with that role's name."""
     job = Job(tmp_path, "trainer.max_restarts=0")
     started.append(job)
     job.wait_for("step 1/")
-    rank = [p for p in job.descendants() if victim in p.name() or victim in " ".join(p.cmdline())][-1]
+    rank = [p for p in job.descendants() if "prl.trainer.worker" in " ".join(p.cmdline())][-1]
     rank.kill()
     assert job.end() == 1
     verdict = job.said[job.said.index("prl: the run failed:") :]
-    assert says in verdict.splitlines()[0]
+    assert "trainer" in verdict.splitlines()[0]
     assert "Traceback" not in job.said
+
+
+@pytest.mark.timeout(400)
+def test_an_engine_that_dies_is_started_again(tmp_path: Path, started: list[Job]) -> None:
+    """SIGKILL of an engine's core, then of its host: its streams wait, it comes back with the current weights."""
+    job = Job(tmp_path, "run.num_steps=16")
+    started.append(job)
+    for words, seen in (("VLLM::EngineCore", 3), ("prl.engines.vllm_host", 8)):
+        job.wait_for_step(seen)
+        job.find(words).kill()
+        job.wait_for("an engine is lost: it is started again", 30)
+        job.wait_for("an engine serves again", 120)
+    job.wait_for("ending the processes")
+    assert job.end() == 0
+    metrics = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(1, 17))
+    assert max(line["lag_max"] for line in metrics) == 1
+    audit = subprocess.run([sys.executable, "-m", "prl", "audit", str(job.run_dir)], check=False, timeout=60)
+    assert audit.returncode == 0
 
 
 @pytest.mark.timeout(400)
