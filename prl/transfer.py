@@ -94,13 +94,14 @@ class GlooGroup:
         self._agree(version, manifest)
         with self._ranks.breaking(f"receiving version {version} failed"):
             left = _num_bytes(manifest)
-            bucket = torch.empty(0, dtype=torch.uint8)
+            room = torch.empty(min(BUCKET_BYTES, left) + _CRC_BYTES, dtype=torch.uint8)
+            bucket = room[:0]
             for spec in manifest:
                 tensor = torch.empty(spec.shape, dtype=_dtype(spec))
                 rest = _bytes(tensor)
                 while rest.numel():
                     if not bucket.numel():
-                        bucket = self._receive_bucket(min(BUCKET_BYTES, left), version)
+                        bucket = self._receive_bucket(room, min(BUCKET_BYTES, left), version)
                         left -= len(bucket)
                     size = min(len(rest), len(bucket))
                     rest[:size] = bucket[:size]
@@ -133,8 +134,8 @@ class GlooGroup:
         bucket[fill : fill + _CRC_BYTES] = _bytes(crc)
         self._ranks.broadcast(bucket[: fill + _CRC_BYTES], f"version {version}")
 
-    def _receive_bucket(self, size: int, version: int) -> Tensor:
-        message = torch.empty(size + _CRC_BYTES, dtype=torch.uint8)
+    def _receive_bucket(self, room: Tensor, size: int, version: int) -> Tensor:
+        message = room[: size + _CRC_BYTES]
         self._ranks.broadcast(message, f"version {version}")
         payload, trailer = message[:size], message[size:].clone()
         expected, got = int(trailer.view(torch.int64)[0]), _crc(payload)
