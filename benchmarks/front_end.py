@@ -8,8 +8,9 @@ is not decoded (``decode_us_per_token`` says what that would add). Three measure
 - ``vllm``: one real engine (``AsyncLLM`` in its host process) on the built-in model. It cannot sample as fast as the
   controller can take, so the figure is tokens per *CPU second* of the controller's process, every thread of it; beside
   it what the host and the core spend on a token.
-- ``replay``: no model. A host process sends what a host would, as fast as it is taken, so the rate is one of wall time:
-  what one core of the controller takes from the socket to the completion.
+- ``replay``: no model. A host process sends what a host would. As fast as it is taken, the rate is one of wall time:
+  what one core takes from socket to completion, late chunks of a stream coming as one. With a message every
+  ``PACE_S``, each stream is woken for each, and the rate is one of the controller's CPU, as with a real engine.
 - ``simulated``: the engine of ``prl simulate``, which shares the controller's core, in virtual time: wall time again,
   the engine's own sampling included.
 
@@ -52,8 +53,9 @@ RECOMMENDED_INTERVAL = 16
 NUM_STREAMS = (64, 256)
 GROUP_SIZE = 16
 TARGET_PER_S = 100_000
-REPLAY_STREAMS = "PRL_REPLAY_STREAMS"
-"""Environment variable of the replaying host: how many streams make a round."""
+PACE_S = 0.006
+REPLAY_STREAMS, REPLAY_PACE = "PRL_REPLAY_STREAMS", "PRL_REPLAY_PACE_S"
+"""Environment variables of the replaying host: how many streams make a round, and seconds between two messages."""
 
 
 async def score(_completion: Completion, _prompt: Prompt) -> Score:
@@ -144,7 +146,7 @@ def replay() -> None:
     """Be a host process that sends tokens of all streams in one message per ``stream_interval`` steps, at once."""
     _, channel = connect_back()
     streams: dict[int, int] = {}
-    interval, num_streams = 1, int(os.environ[REPLAY_STREAMS])
+    interval, num_streams, pace_s = 1, int(os.environ[REPLAY_STREAMS]), float(os.environ[REPLAY_PACE])
     try:
         while True:
             match channel.receive():
@@ -155,6 +157,7 @@ def replay() -> None:
                     streams[stream] = decoding.max_tokens
                     if len(streams) == num_streams:
                         for message in replayed(streams, interval):
+                            time.sleep(pace_s)
                             channel.send(message)
                         streams = {}
     except WireClosedError:
@@ -172,11 +175,29 @@ def replayed(streams: dict[int, int], interval: int) -> Iterator[Tokens]:
 
 
 async def measure_replay(interval: int, num_streams: int, max_tokens: int, num_repeats: int) -> dict[str, Any]:
-    """What one core takes, socket to completion."""
+    """What one core takes, socket to completion: without a pause between messages, and with one."""
+    flood = await replay_rounds(interval, num_streams, max_tokens, num_repeats, pace_s=0)
+    paced = await replay_rounds(interval, num_streams, max_tokens, num_repeats, pace_s=PACE_S)
+    return {
+        "stream_interval": interval,
+        "streams": num_streams,
+        "tokens_per_wall_s": harness.spread([num_tokens / wall_s for num_tokens, wall_s, _ in flood]),
+        "tokens_per_controller_cpu_s_paced": harness.spread([num_tokens / cpu for num_tokens, _, cpu in paced]),
+    }
+
+
+async def replay_rounds(
+    interval: int, num_streams: int, max_tokens: int, num_repeats: int, *, pace_s: float
+) -> list[tuple[int, float, float]]:
+    """Tokens, wall seconds and the controller's CPU seconds of each round."""
     config = settings(interval, max_tokens)
     start = Start(model="", config=config, transport="gloo", seed=0, num_threads=1, devices=[])
-    environment = {"PYTHONPATH": str(Path(__file__).parent), REPLAY_STREAMS: str(num_streams)}
-    rates = []
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+        REPLAY_STREAMS: str(num_streams),
+        REPLAY_PACE: str(pace_s),
+    }
+    rounds = []
     with tempfile.TemporaryDirectory() as folder:
         engine = HostedEngine(
             name="engine-0", module=Path(__file__).stem, environment=environment, start=start, log_dir=Path(folder)
@@ -185,12 +206,12 @@ async def measure_replay(interval: int, num_streams: int, max_tokens: int, num_r
         await pool.open()
         try:
             for _ in range(num_repeats):
-                began = time.perf_counter()
+                began, cpu = time.perf_counter(), time.process_time()
                 num_tokens = await roll_out(pool, num_streams, max_tokens)
-                rates.append(num_tokens / (time.perf_counter() - began))
+                rounds.append((num_tokens, time.perf_counter() - began, time.process_time() - cpu))
         finally:
             await pool.close()
-    return {"stream_interval": interval, "streams": num_streams, "tokens_per_wall_s": harness.spread(rates)}
+    return rounds
 
 
 # An engine of the simulation ------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 Invariants:
 
 - Every run has a trainer of its own, started from the checkpoint; only the engine processes are kept. They join the
-  new trainer's weight group, their prefix cache is emptied (its salt, the version, starts again), and the first push
-  brings the checkpoint's weights back and proves them.
+  new trainer's weight group, and the first push brings the checkpoint's weights back and proves them. What is in their
+  prefix cache is salted with the load that it belongs to, so no run reads another's.
 - A run never has more streams in its engines than its own configuration says, whatever the engines were opened for.
 - Pinning is by thread and inherited: an engine, and a trainer once its ranks have come, stay on the cores they got.
 """
@@ -49,8 +49,7 @@ class Kept:
         self._slots = asyncio.Semaphore(max_num_seqs)
 
     async def open(self) -> None:
-        """It is open; what it remembers of older weights goes."""
-        await self._engine._core.llm.reset_prefix_cache()  # noqa: SLF001 -- vLLM's, by way of prl's engine
+        """It is open."""
 
     async def close(self) -> None:
         """It stays open."""

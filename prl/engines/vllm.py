@@ -5,8 +5,8 @@ This is the controller's half and imports neither torch nor vLLM; the host is ``
 Invariants, besides those of ``hosted.py``:
 
 - A stream's versions are those that vLLM noted at the sampling step.
-- No request reads prefix cache of an older version: each is salted with the version it is submitted under, none is
-  submitted while paused, and one that has sampled nothing when a load completes is submitted again under the new salt.
+- No request reads prefix cache of older weights: each is salted with the load it is submitted under, none is submitted
+  while paused, and one that has sampled nothing when a load completes is submitted again under the new salt.
 - At most ``max_num_seqs`` streams are with vLLM at once; the others wait in the host, in order. vLLM has one slot more,
   so that a score is computed at once however many streams there are.
 """

@@ -393,13 +393,17 @@ async def test_request_that_sampled_nothing_is_computed_anew(fleet: Fleet) -> No
 
 
 async def test_new_request_reads_no_older_prefix_cache(fleet: Fleet) -> None:
-    """A prompt that an older version has cached is computed anew after a push, and is cached again for the next."""
+    """A prompt that older weights have cached is computed anew after a push, and is cached again for the next.
+
+    So it is too when a trainer that was started again makes other weights of the same version.
+    """
     trainer = fleet.tied
     engine = trainer.engines[0]
     prompt = [30 + number % 100 for number in range(300)]
-    for _ in range(2):
+    for version in (trainer.version + 1, trainer.version + 2, trainer.version + 2):
         await sample(engine, prompt, decoding(1))
         perturb(trainer.model, "")
+        trainer.version = version - 1
         await trainer.push()
         for _ in range(2):
             stream = await sample(engine, prompt, decoding(20))
