@@ -10,8 +10,8 @@ so that weights and gradients are there already and are not counted; the peak is
 resident memory above that.
 
 Headline: peak of ``pieces`` over peak of ``whole``, medians. Target: at most a quarter, and less than the logits of the
-micro-batch alone would take, which is what "never holds the logits of a whole micro-batch" comes to. ``--quick``: 2,048
-tokens. Linux only, for the high-water mark that can be reset.
+micro-batch alone would take, which is what "never holds the logits of a whole micro-batch" comes to. ``--quick``:
+hidden 256. Linux only, for the high-water mark that can be reset.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import harness
 
-VOCABULARY, HIDDEN, LENGTH = 150_000, 512, 512
+VOCABULARY, NUM_TOKENS, LENGTH = 150_000, 4096, 512
 NUM_REPEATS = 3
 TARGET_RATIO = 0.25
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -52,7 +52,7 @@ def samples(num_tokens: int) -> list[Any]:
     ]
 
 
-def one(kind: str, num_tokens: int, folder: str, answer: Any) -> None:
+def one(kind: str, folder: str, answer: Any) -> None:
     """A fresh process: load, warm up, reset the high-water mark, one forward and backward pass."""
     warnings.simplefilter("ignore")
     import torch  # noqa: PLC0415 -- only in the children: theirs is the memory that is measured
@@ -86,7 +86,7 @@ def one(kind: str, num_tokens: int, folder: str, answer: Any) -> None:
             entropy_N = torch.zeros_like(logprobs_N)
         loss(logprobs_N, entropy_N, batch, num_sequences=len(some))[0].backward()
 
-    everything = samples(num_tokens)
+    everything = samples(NUM_TOKENS)
     run(samples(LENGTH)[:1])
     RESET.write_text("5")
     before, started = resident("VmRSS"), time.perf_counter()
@@ -95,14 +95,14 @@ def one(kind: str, num_tokens: int, folder: str, answer: Any) -> None:
     dist.destroy_process_group()
 
 
-def make_model(folder: str) -> None:
+def make_model(folder: str, hidden: int) -> None:
     """A fresh process, too: it leaves nothing behind that the measured ones would inherit."""
     from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 -- see above
 
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=4 * HIDDEN,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
         num_hidden_layers=1,
         num_attention_heads=8,
         tie_word_embeddings=True,
@@ -116,20 +116,20 @@ def in_a_process(work: Any, *arguments: Any) -> None:
     child.start()
     child.join()
     if child.exitcode != 0:
-        raise SystemExit(f"{work.__name__}{arguments[:2]} ended with {child.exitcode}")
+        raise SystemExit(f"{work.__name__}{arguments[:1]} ended with {child.exitcode}")
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Both kinds, in turns."""
-    num_tokens = 2048 if quick else 4096
-    logits_bytes = num_tokens * VOCABULARY * 4
+    hidden = 256 if quick else 512
+    logits_bytes = NUM_TOKENS * VOCABULARY * 4
     answers: dict[str, list[dict[str, float]]] = {"pieces": [], "whole": []}
     with tempfile.TemporaryDirectory() as folder:
-        in_a_process(make_model, folder)
+        in_a_process(make_model, folder, hidden)
         for _ in range(NUM_REPEATS):
             for kind, found in answers.items():
                 queue = multiprocessing.get_context("spawn").SimpleQueue()
-                in_a_process(one, kind, num_tokens, folder, queue)
+                in_a_process(one, kind, folder, queue)
                 found.append(queue.get())
     rows = [
         {
@@ -145,7 +145,8 @@ def measure(quick: bool) -> dict[str, Any]:
         "headline": round(pieces / whole, 4),
         "target": f"peak at most {TARGET_RATIO} of that with whole logits, and below the logits alone",
         "target_met": pieces <= TARGET_RATIO * whole and pieces * 2**30 < logits_bytes,
-        "num_tokens": num_tokens,
+        "num_tokens": NUM_TOKENS,
+        "hidden": hidden,
         "vocabulary": VOCABULARY,
         "logits_gib": round(logits_bytes / 2**30, 3),
         "peaks": rows,

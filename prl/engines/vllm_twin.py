@@ -32,6 +32,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import materialize_meta_tensor
 from vllm.model_executor.model_loader.reload.sanitize import layer_ref_sentinel
+from vllm.v1.attention.backend import AttentionImplBase
 
 from prl.errors import WeightSyncError
 
@@ -46,11 +47,16 @@ def has_twin(model: Any) -> bool:
 def _is_plain(module: Any) -> bool:
     method = getattr(module, "quant_method", None)
     if is_deferred_attention_layer(module):
-        return type(module) is Attention and method is None
+        return type(module) is Attention and method is None and _derives_nothing(module.impl)
     if method is None:
         return not hasattr(module, "process_weights_after_loading")
     shapes = [tensor.ndim for tensor in get_layerwise_info(module).restore_metadata[0].values()]
     return type(method) in _METHODS and max(shapes, default=0) <= 2  # noqa: PLR2004 -- of a convolution vLLM keeps more
+
+
+def _derives_nothing(attention: Any) -> bool:
+    process = type(attention).process_weights_after_loading
+    return process is AttentionImplBase.process_weights_after_loading and getattr(attention, "sinks", None) is None
 
 
 class Twin:

@@ -77,8 +77,8 @@ class Policy(nn.Module):
     def _head(
         self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        logits_NV = self.lm.get_output_embeddings()(hidden_ND)
-        return _judge(logits_NV, targets_N, temperature, entropy_gradient=entropy_gradient)
+        head = self.lm.get_output_embeddings()
+        return _judge(head(hidden_ND), targets_N, temperature, entropy_gradient=entropy_gradient)
 
     @torch.no_grad()
     def score(self, batch: MicroBatch, temperature: float, *, direct: bool = False) -> Tensor:
@@ -94,11 +94,17 @@ class Policy(nn.Module):
 def _judge(
     logits_NV: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    logprobs_NV = torch.log_softmax(logits_NV.float() / temperature, dim=-1)
+    logits_NV = logits_NV.float()
+    if temperature != 1.0:
+        logits_NV = logits_NV / temperature
+    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+    del logits_NV  # nothing else holds it, and at a large vocabulary it counts
+    logprobs_N = logprobs_NV.gather(1, targets_N[:, None])[:, 0]
+    # The entropy comes last: a checkpoint computes again what the backward pass needs and nothing behind it.
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # the bound turns 0 * -inf into 0, in the value and in the gradient, where a token's probability is 0
-        entropy_N = -(logprobs_NV.exp() * logprobs_NV.clamp(min=MIN_LOGPROB)).sum(-1)
-    return logprobs_NV.gather(1, targets_N[:, None])[:, 0], entropy_N
+        entropy_N = -torch.linalg.vecdot(logprobs_NV.exp(), logprobs_NV.clamp(min=MIN_LOGPROB))
+    return logprobs_N, entropy_N
 
 
 def load_policy(
