@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import statistics
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -32,8 +33,8 @@ from prl.tokenizer import Tokenizer
 from prl.trainer.base import ExaminedTrainer, Trainer
 from prl.types import Batch, Group, Prompt, TensorSpec
 
-EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.1
-"""Largest difference of a log-probability between engine and trainer: both in float32, or not."""
+EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.15
+"""Accepted difference of log-probabilities between engine and trainer: the largest in float32, else the mean."""
 
 EngineKind = Literal["vllm", "transformers", "simulated"]
 
@@ -130,10 +131,23 @@ def engine_cores(config: Config, cores: list[int]) -> list[list[int] | None]:
     return [spare[index * share : (index + 1) * share] for index in range(config.engine.count)]
 
 
+def is_exact(config: Config) -> bool:
+    """Whether engine and trainer both compute in float32."""
+    return config.engine.dtype == config.trainer.dtype == "float32"
+
+
 def tolerance_of(config: Config) -> float:
-    """What ``[weights]`` accepts as agreement between an engine and the trainer."""
-    exact = config.engine.dtype == config.trainer.dtype == "float32"
-    return config.weights.verify_tolerance or (EXACT_TOLERANCE if exact else ROUNDED_TOLERANCE)
+    """What ``[weights]`` accepts as agreement between an engine and the trainer; see ``gap_of``."""
+    return config.weights.verify_tolerance or (EXACT_TOLERANCE if is_exact(config) else ROUNDED_TOLERANCE)
+
+
+def gap_of(config: Config) -> Callable[[list[float]], float]:
+    """What the tolerance is of: the largest difference where both sides are exact, else the mean.
+
+    Rounding to 16 bits moves single improbable tokens far: for one of log-probability -15 in a model of 135 million
+    parameters, 0.4 between two right implementations, where the mean was 0.07.
+    """
+    return max if is_exact(config) else statistics.fmean
 
 
 def make_buffer(config: Config) -> Buffer:
@@ -185,6 +199,7 @@ def make_sync(
         manifest=manifest,
         probe=probe,
         tolerance=tolerance_of(config),
+        gap_of=gap_of(config),
         timeout_s=config.weights.timeout_s,
         verify_every=config.weights.verify_every,
         join=join,

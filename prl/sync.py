@@ -73,7 +73,7 @@ class PushReport(msgspec.Struct, frozen=True, kw_only=True):
     publish_s: float
     """Seconds of the transfer, until the last engine had received it; and loaded it, where it was not staged."""
     verify_gap: float | None
-    """Largest difference of a probe token's log-probability between any engine and the trainer; None: not verified."""
+    """How far the probe's log-probabilities of the worst engine are from the trainer's; None: not verified."""
 
 
 class WeightSync:
@@ -88,17 +88,22 @@ class WeightSync:
         manifest: list[TensorSpec],
         probe: list[int],
         tolerance: float,
+        gap_of: Callable[[list[float]], float] = max,
         timeout_s: float,
         verify_every: int,
         join: Callable[[], Awaitable[None]] = _nothing,
         mend: Callable[[], Awaitable[bool]] = _not_mended,
     ) -> None:
-        """``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again."""
+        """Make the pusher.
+
+        ``gap_of`` makes one number of the probe's differences, their maximum or a mean; ``join`` brings all sides into
+        one weight group; ``mend`` says whether a failed push may be done again.
+        """
         self._join, self._mend = join, mend
         self._trainer, self._engines = trainer, engines
         self._transport, self._manifest = transport, manifest
         self._probe = probe if len(probe) > 1 else probe * 2  # a log-probability needs a token before its own
-        self._tolerance, self._verify_every = tolerance, verify_every
+        self._tolerance, self._gap_of, self._verify_every = tolerance, gap_of, verify_every
         self._timeout_s = timeout_s
         self._num_pushes = 0
         self.version = -1
@@ -180,19 +185,19 @@ class WeightSync:
     def _largest_gap(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> float:
         largest = 0.0
         for engine, found in by_engine.items():
-            gap = _gap(expected, found)
+            gap = self._gap_of(_differences(expected, found))
             if gap > self._tolerance:
                 raise WeightSyncError(
-                    f"{engine} does not serve the trainer's weights of version {version}: on {len(expected)} tokens a"
-                    f" log-probability differs by {gap:.3g}, above weights.verify_tolerance = {self._tolerance:g}"
+                    f"{engine} does not serve the trainer's weights of version {version}: on {len(expected)} tokens the"
+                    f" log-probabilities differ by {gap:.3g}, above weights.verify_tolerance = {self._tolerance:g}"
                 )
             largest = max(largest, gap)
         return largest
 
 
-def _gap(expected: list[float], found: list[float]) -> float:
-    """Largest difference between two lists of log-probabilities; infinite where they cannot be compared."""
+def _differences(expected: list[float], found: list[float]) -> list[float]:
+    """Differences between two lists of log-probabilities; infinite where they cannot be compared."""
     if not len(expected) == len(found) > 0:
-        return math.inf
+        return [math.inf]
     gaps = [abs(a - b) for a, b in zip(expected, found, strict=True)]
-    return max(gaps) if all(map(math.isfinite, gaps)) else math.inf
+    return gaps if all(map(math.isfinite, gaps)) else [math.inf]

@@ -213,7 +213,7 @@ async def test_a_score_that_disagrees_is_caught(side: str, wrong: float, positio
     by_engine = {"engine-0": right if side == "engine" else engine, "engine-1": engine}
     fakes = Fakes(trainer_score=Fakes.scores(trainer), engines_score=Fakes.scores(by_engine))
     with pytest.raises(
-        WeightSyncError, match=r"a log-probability differs by .* above weights.verify_tolerance = 0.001"
+        WeightSyncError, match=r"the log-probabilities differ by .* above weights.verify_tolerance = 0.001"
     ):
         await make_sync(fakes.trainer, fakes.engines).push(0)
 

@@ -325,6 +325,23 @@ async def test_adapters_alone_are_added_to_the_models_files(setup: Setup) -> Non
 
 
 @module_loop
+async def test_what_is_staged_is_served_after_its_load(setup: Setup) -> None:
+    """New weights that have arrived beside generation change nothing until they are loaded, and then everything."""
+    model = await setup.renew(11)
+    before = reference(model, PROMPT[:1], PROMPT[1:])
+    for parameter in model.parameters():
+        parameter.data.add_(0.05 * torch.randn_like(parameter))
+    after = reference(model, PROMPT[:1], PROMPT[1:])
+    assert gap(before, after.tolist()) > 10 * TOLERANCE
+    update = await setup.publisher.stage(model)
+    assert gap(before, await setup.engine.score(PROMPT)) < TOLERANCE
+    await setup.engine.pause()
+    await setup.engine.load(update)
+    await setup.engine.resume()
+    assert gap(after, await setup.engine.score(PROMPT)) < TOLERANCE
+
+
+@module_loop
 @pytest.mark.parametrize("setup", ["tied"], indirect=True)
 async def test_tied_head_may_go_by_either_name(setup: Setup) -> None:
     """A manifest that calls the tied matrix lm_head.weight is the same manifest; both names at once are refused."""

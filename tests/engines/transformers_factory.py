@@ -103,6 +103,15 @@ class Publisher:
         await self.engine.resume()
         return self.version
 
+    async def stage(self, model: Any) -> WeightUpdate:
+        """Send the next version to an engine that goes on generating; what it is to load then."""
+        tensors = tensors_of(model)
+        update = WeightUpdate(version=self.version + 1, transport="gloo", manifest=manifest_of(tensors))
+        assert await self.engine.stage(update)
+        await asyncio.to_thread(self._group.send, update.version, update.manifest, list(tensors.items()))
+        self.version = update.version
+        return update
+
     def close(self) -> None:
         """Leave the group."""
         self._group.close()
