@@ -189,7 +189,7 @@ def make_sync(
     manifest: list[TensorSpec],
     probe: list[int],
     join: Callable[[], Awaitable[None]],
-    mend: Callable[[], Awaitable[bool]],
+    mend: Callable[[int], Awaitable[bool]],
 ) -> WeightSync:
     """What pushes weights as ``[weights]`` says, and compares both sides on the tokens of ``probe``."""
     return WeightSync(

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -26,17 +26,16 @@ from prl.check import cross_check
 from prl.config import Config
 from prl.controller import Controller, Step
 from prl.disk import Disk
-from prl.engines.pool import EnginePool
 from prl.errors import PrlError
 from prl.evaluate import Evaluation
 from prl.evaluator import Evaluator
-from prl.failure import FirstFailure, failures_to, running, together_as_it_was
+from prl.failure import FirstFailure, running
+from prl.fleet import Fleet, closed
 from prl.journal import Journal
 from prl.ledger import group_of
 from prl.log import Console, configure, get_logger
 from prl.metrics import StepReport
 from prl.models import resolve_model
-from prl.process import free_port
 from prl.prompts import PromptSource, open_source
 from prl.recovery import Start, find_start
 from prl.rewards.scorer import Scorer
@@ -45,9 +44,7 @@ from prl.settings import to_toml
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
-from prl.trainer.kept import KeptTrainer
 
-LOOPBACK = "127.0.0.1"
 PROBE_TOKENS = 64
 
 log = get_logger(__name__)
@@ -100,8 +97,6 @@ class Pipeline:
         self._wired: Wired | None = None
         self._eval_after: float | None = None
         self._run_is_open = False
-        self._tried_again: int | None = None
-        """The step after which a failed weight update was tried again although nobody was dead."""
 
     # ---- entering ----------------------------------------------------------------------------------------------------
 
@@ -132,7 +127,7 @@ class Pipeline:
         self._journal = Journal(self.run_dir / "journal", self._disk, start.ledger)
         await self._journal.begin_segment()
         await self._scorer.__aenter__()
-        self._stack.push_async_callback(self._close, self._scorer.__aexit__, None, None, None)
+        self._stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
         ready = await self._start_processes(start.checkpoint)
         controller, evaluator = self._wired = self._wire(ready)
         await self._restore(controller, start)
@@ -160,59 +155,16 @@ class Pipeline:
 
     async def _start_processes(self, resume: Path | None) -> TrainerReady:
         """Open engines and trainer side by side and join them for weight transfers."""
-        config = self.config
-        transport = await asyncio.to_thread(parts.transport_of, config)
-        self._pool = EnginePool(
-            parts.make_engines(config, self._model, self.run_dir, transport),
-            config.engine,
-            gate_timeout_s=config.weights.timeout_s,
-            remake=lambda index: parts.make_engines(config, self._model, self.run_dir, transport)[index],
+        transport = await asyncio.to_thread(parts.transport_of, self.config)
+        self._fleet = Fleet(
+            self.config, self._model, self.run_dir, transport=transport, resume=resume, replay=self._replay
         )
-        self._trainer = KeptTrainer(
-            lambda checkpoint: parts.make_trainer(config, self._model, self.run_dir, checkpoint),
-            resume,
-            newest_checkpoint=lambda: checkpoint.latest(self.run_dir / "checkpoints").folder,
-            replay=self._replay,
-            max_restarts=config.trainer.max_restarts,
-        )
-        self._stack.push_async_callback(self._close_processes)
-        self._on_stage(f"starting {parts.describe(config)}")
-        opened = await together_as_it_was("start", trainer=self._trainer.open, engines=self._pool.open)
-        ready: TrainerReady = opened["trainer"]
-        self._transport, self._manifest = transport, ready.manifest
+        self._stack.push_async_callback(self._fleet.close)
+        self._on_stage(f"starting {parts.describe(self.config)}")
+        ready = await self._fleet.open()
         self._on_stage("joining engines and trainer")
-        await self._join()
+        await self._fleet.join()
         return ready
-
-    async def _join(self) -> None:
-        """Bring engines and trainer together in a new weight group, unless all that are there are in one."""
-        await self._pool.seats.one_is_there()
-        if not (self._trainer.apart or self._pool.seats.apart):
-            return
-        group = self._pool.weight_group(
-            transport=self._transport,
-            address=LOOPBACK,
-            port=free_port(LOOPBACK),
-            timeout_s=self.config.weights.timeout_s / 2,  # who did not come, or hangs, is named in time
-        )
-        await together_as_it_was(
-            "join",
-            patient={"trainer"},
-            trainer=lambda: self._trainer.connect(group),
-            engines=lambda: self._pool.connect(group),
-        )
-
-    async def _mend(self) -> bool:
-        """After a weight update that failed: take out whoever was the cause; whether to try again.
-
-        Where all are alive and answer, it is tried once more in a new group: what failed may have been the network.
-        """
-        lost = await self._pool.weed()
-        revived = await self._trainer.revive_if_dead()
-        again = not (lost or revived) and self._tried_again != self.step_number
-        if again:
-            self._tried_again, self._pool.seats.apart = self.step_number, True
-        return lost or revived or again
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
         """Do the steps from ``first`` on again that the journal says were done."""
@@ -225,8 +177,10 @@ class Pipeline:
 
     def _wire(self, ready: TrainerReady) -> Wired:
         """Put the parts together."""
-        config, scorer, tokenizer = self.config, self._scorer, self._tokenizer
-        rollout = parts.make_rollout(config, self._pool, scorer, tokenizer, self._failure, record=self._journal.append)
+        config, scorer, tokenizer, fleet = self.config, self._scorer, self._tokenizer, self._fleet
+        rollout = parts.make_rollout(
+            config, fleet.engines, scorer, tokenizer, self._failure, record=self._journal.append
+        )
         evaluator = Evaluator(
             parts.make_evaluate(config, self._held_out, rollout, scorer, tokenizer.stop_token_ids),
             config=config.eval,
@@ -235,18 +189,18 @@ class Pipeline:
         )
         self._sync = parts.make_sync(
             config,
-            self._trainer,
-            self._pool,
-            transport=self._transport,
-            manifest=self._manifest,
+            fleet.trainer,
+            fleet.engines,
+            transport=fleet.transport,
+            manifest=fleet.manifest,
             probe=self._probe(),
-            join=self._join,
-            mend=self._mend,
+            join=fleet.join,
+            mend=fleet.mend,
         )
         controller = Controller(
             source=self._source,
-            engines=self._pool,
-            trainer=self._trainer,
+            engines=fleet.engines,
+            trainer=fleet.trainer,
             rollout=rollout,
             buffer=parts.make_buffer(config),
             make_batch=parts.batch_maker(config),
@@ -277,7 +231,7 @@ class Pipeline:
     @property
     def trainer_restarts(self) -> int:
         """Times that the trainer died and was started again since the pipeline was entered."""
-        return self._trainer.num_restarts
+        return self._fleet.trainer.num_restarts
 
     @property
     def _entered(self) -> Wired:
@@ -330,7 +284,7 @@ class Pipeline:
         folder = checkpoint.step_folder(checkpoints, self.step_number)
         state = {"controller": self._entered.controller.state(), "totals": self._totals}
         await self._journal.begin_segment()
-        await self._trainer.save(folder, msgspec.to_builtins(state))
+        await self._fleet.trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))
         oldest = await asyncio.to_thread(checkpoint.keep_newest, checkpoints, self.config.run.keep_checkpoints)
         await self._journal.forget_before(oldest)
@@ -370,7 +324,7 @@ class Pipeline:
         for name, statistics in self._scorer.statistics().items():
             log.info("reward", name=name, **msgspec.to_builtins(statistics))
         await self.save()
-        await self._trainer.export(self.run_dir / "export")
+        await self._fleet.trainer.export(self.run_dir / "export")
 
     async def _leave(self, error: BaseException | None) -> None:
         """End the loops and every process, whatever happened, and say how the run ended."""
@@ -398,17 +352,6 @@ class Pipeline:
 
     def _done(self) -> bool:
         return self._wired is not None and self.step_number >= self.config.run.num_steps
-
-    async def _close_processes(self) -> None:
-        """Engines and trainer at once: each close is bounded in time, and neither waits for the other's."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._close(self._trainer.close))
-            group.create_task(self._close(self._pool.close))
-
-    async def _close(self, close: Callable[..., Awaitable[Any]], *arguments: None) -> None:
-        """Close one part; what fails is logged, since raised it would stand in for what ended the run."""
-        with failures_to(lambda error: log.error("a part did not close", exc_info=error), "a close"):
-            await close(*arguments)
 
 
 @contextmanager

@@ -57,7 +57,7 @@ async def _nothing() -> None:
     """All sides stay where they are."""
 
 
-async def _not_mended() -> bool:
+async def _not_mended(_: int) -> bool:
     """What failed stays failed."""
     return False
 
@@ -92,7 +92,7 @@ class WeightSync:
         timeout_s: float,
         verify_every: int,
         join: Callable[[], Awaitable[None]] = _nothing,
-        mend: Callable[[], Awaitable[bool]] = _not_mended,
+        mend: Callable[[int], Awaitable[bool]] = _not_mended,
     ) -> None:
         """Make the pusher.
 
@@ -122,7 +122,7 @@ class WeightSync:
                 break
             except PrlError as error:
                 failed = error
-            if not await self._mend():
+            if not await self._mend(version):
                 raise_as_it_was(failed)
         self._under_way = None
         self.version = version

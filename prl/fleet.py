@@ -1,0 +1,119 @@
+"""The processes of a run: engines and trainer, started and ended together, and in one weight group meanwhile.
+
+Invariants:
+
+- Whoever is there is in the weight group before weights are sent: ``join`` makes a new one where an engine or the
+  trainer was started again since.
+- After an update that failed, ``mend`` takes out who is dead or does not answer, and waits for a trainer that is
+  started again. Where all are alive the update is tried once more: what failed may have been the network.
+- Closing is bounded in time, and neither side waits for the other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from prl import parts
+from prl.config import Config
+from prl.engines.pool import EnginePool
+from prl.failure import failures_to, together_as_it_was
+from prl.log import get_logger
+from prl.process import free_port
+from prl.trainer import checkpoint
+from prl.trainer.base import Trainer, TrainerReady
+from prl.trainer.kept import KeptTrainer
+from prl.types import TensorSpec
+
+LOOPBACK = "127.0.0.1"
+
+log = get_logger(__name__)
+
+
+class Fleet:
+    """See the module.
+
+    Args:
+        config: the whole configuration.
+        model: a folder, or a hub name.
+        run_dir: where logs and checkpoints are.
+        transport: vLLM's name of the weight-transfer backend.
+        resume: the checkpoint that the trainer loads.
+        replay: trains a trainer that holds the weights after so many steps on all steps done since.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: str,
+        run_dir: Path,
+        *,
+        transport: str,
+        resume: Path | None,
+        replay: Callable[[Trainer, int], Awaitable[None]],
+    ) -> None:
+        self.transport, self._timeout_s = transport, config.weights.timeout_s
+        self.manifest: list[TensorSpec] = []
+        self.engines = EnginePool(
+            parts.make_engines(config, model, run_dir, transport),
+            config.engine,
+            gate_timeout_s=config.weights.timeout_s,
+            remake=lambda index: parts.make_engines(config, model, run_dir, transport)[index],
+        )
+        self.trainer = KeptTrainer(
+            lambda folder: parts.make_trainer(config, model, run_dir, folder),
+            resume,
+            newest_checkpoint=lambda: checkpoint.latest(run_dir / "checkpoints").folder,
+            replay=replay,
+            max_restarts=config.trainer.max_restarts,
+        )
+        self._tried_again: int | None = None
+        """The version whose update was tried again although nobody was dead."""
+
+    async def open(self) -> TrainerReady:
+        """Start engines and trainer side by side."""
+        opened = await together_as_it_was("start", trainer=self.trainer.open, engines=self.engines.open)
+        ready: TrainerReady = opened["trainer"]
+        self.manifest = ready.manifest
+        return ready
+
+    async def join(self) -> None:
+        """Bring engines and trainer together in a new weight group, unless all that are there are in one."""
+        await self.engines.seats.one_is_there()
+        if not (self.trainer.apart or self.engines.seats.apart):
+            return
+        group = self.engines.weight_group(
+            transport=self.transport,
+            address=LOOPBACK,
+            port=free_port(LOOPBACK),
+            timeout_s=self._timeout_s / 2,  # who did not come, or hangs, is named before weights.timeout_s has passed
+        )
+        await together_as_it_was(
+            "join",
+            patient={"trainer"},
+            trainer=lambda: self.trainer.connect(group),
+            engines=lambda: self.engines.connect(group),
+        )
+
+    async def mend(self, version: int) -> bool:
+        """After the update to ``version`` failed: take out whoever was the cause; whether to try again."""
+        lost = await self.engines.weed()
+        revived = await self.trainer.revive_if_dead()
+        again = not (lost or revived) and self._tried_again != version
+        if again:
+            self._tried_again, self.engines.seats.apart = version, True
+        return lost or revived or again
+
+    async def close(self) -> None:
+        """End every process."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(closed(self.trainer.close))
+            group.create_task(closed(self.engines.close))
+
+
+async def closed(close: Callable[..., Awaitable[Any]], *arguments: None) -> None:
+    """Close one part; what fails is logged, since raised it would stand in for what ended the run."""
+    with failures_to(lambda error: log.error("a part did not close", exc_info=error), "a close"):
+        await close(*arguments)
