@@ -4,7 +4,7 @@ Invariants:
 
 - All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the run ends. Engines that
   may not all serve the new version are not resumed.
-        return PushReport(version=version, verify_gap=verify_gap, **times)
+- A push that failed because of a side that was started again since is done again, from its beginning.
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
 - Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
   trainer's. A transfer that reports success and moved nothing does not pass. The engines go on before the proof, so
