@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from prl.doctor.diagnosis import Diagnosis, diagnose
 from prl.doctor.examine import Examination
 from prl.doctor.inputs import sampling_defaults
 from prl.doctor.sides import LiveSides, live_sides
-from prl.engines import vllm as engine_module
+from prl.engines import vllm
 from prl.models import BUILTIN_MODELS
 from prl.prompts import open_source
 from prl.settings import load_config
 from prl.tokenizer import Tokenizer
+from tests.engines.vllm_probes import FOLDER, HOST, SAMPLE_OTHERWISE
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs/math.toml"
@@ -56,17 +57,11 @@ async def not_pushed(sides: LiveSides, tensors: list[str], scale: float) -> None
     await sides._trainer.nudge(tensors, scale)
 
 
-def faulty(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Let every stream of the engine be sampled with other settings than it was asked for."""
-    honest: Callable[..., Any] = engine_module.stream_params
-
-    def stream_params(decoding: Any) -> Any:
-        params = honest(decoding)
-        for name, value in changes.items():
-            setattr(params, name, value)
-        return params
-
-    monkeypatch.setattr(engine_module, "stream_params", stream_params)
+def faulty(folder: Path, **changes: Any) -> None:
+    """Let every stream of the engine be sampled with other settings than it was asked for, until told otherwise."""
+    draft = folder / "draft"
+    draft.write_text(json.dumps(changes))
+    draft.rename(folder / SAMPLE_OTHERWISE)
 
 
 async def examined(sides: LiveSides, config: Config, tokenizer: Tokenizer, model: str) -> Diagnosis:
@@ -92,7 +87,10 @@ async def test_faults_of_a_real_engine_are_named(tmp_path: Path, monkeypatch: py
     settings = [f"model={model}", "sampling.temperature=0.5", "trainer.num_ranks=1"]
     config = load_config(CONFIG, settings)
     tokenizer = Tokenizer.load(str(model))
-    found: dict[str, list[str]] = {}
+    probes, found = tmp_path / "probes", dict[str, list[str]]()
+    probes.mkdir()
+    monkeypatch.setenv(FOLDER, str(probes))
+    monkeypatch.setattr(vllm, "VllmEngine", functools.partial(vllm.VllmEngine, host=HOST))
     async with live_sides(config, str(model), tokenizer, tmp_path, lambda _: None) as sides:
         for name, changes in {
             "as it is": {},
@@ -100,12 +98,12 @@ async def test_faults_of_a_real_engine_are_named(tmp_path: Path, monkeypatch: py
             "top-p": {"top_p": 0.8},
             "penalty": {"repetition_penalty": 1.5},
         }.items():
-            with monkeypatch.context() as only_here:
-                faulty(only_here, **changes)
-                diagnosis = await examined(sides, config, tokenizer, str(model))
+            faulty(probes, **changes)
+            diagnosis = await examined(sides, config, tokenizer, str(model))
             found[name] = [each.cause for each in diagnosis.findings if each.verdict == "fault"]
             if name == "as it is":
                 note = next(each for each in diagnosis.findings if each.cause == "filters")
+        faulty(probes)
         monkeypatch.setattr(LiveSides, "nudge", not_pushed)
         diagnosis = await examined(sides, config, tokenizer, str(model))
     found["stale"] = [each.cause for each in diagnosis.findings if each.verdict == "fault"]

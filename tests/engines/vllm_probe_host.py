@@ -6,6 +6,7 @@ The core is a fork of the host, so what is put in place here is in place there.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,15 @@ from typing import Any
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from prl.engines import gloo_transfer, vllm_host
-from tests.engines.vllm_probes import DENY_TWINS, FOLDER, FORGET_REPACKING, NUM_REQUESTS, PAUSE_ASKED
+from prl.engines import gloo_transfer, vllm_host, vllm_serving
+from tests.engines.vllm_probes import (
+    DENY_TWINS,
+    FOLDER,
+    FORGET_REPACKING,
+    NUM_REQUESTS,
+    PAUSE_ASKED,
+    SAMPLE_OTHERWISE,
+)
 
 _ON_ITS_WAY_S = 0.05
 """After so long a request that was written to the core's socket is before the core."""
@@ -28,7 +36,13 @@ def main() -> None:
         CPUWorker.execute_model,
         AsyncMPClient.pause_scheduler_async,
     )
-    has_twin = gloo_transfer.has_twin
+    has_twin, honest = gloo_transfer.has_twin, vllm_serving.stream_params
+
+    def stream_params(decoding: Any) -> Any:
+        params, told = honest(decoding), folder / SAMPLE_OTHERWISE
+        for name, value in json.loads(told.read_text()).items() if told.exists() else ():
+            setattr(params, name, value)
+        return params
 
     def has_twin_unless_told(model: Any) -> bool:
         return not (folder / DENY_TWINS).exists() and has_twin(model)
@@ -50,6 +64,7 @@ def main() -> None:
         (folder / PAUSE_ASKED).touch()
         await asked
 
+    vllm_serving.stream_params = stream_params
     gloo_transfer.repack_tied_heads = repack_unless_told
     gloo_transfer.has_twin = has_twin_unless_told
     AsyncMPClient.pause_scheduler_async = pause_and_tell
