@@ -22,7 +22,7 @@ run: $(READY)
 	$(BIN)/prl run $(CONFIG) $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check
