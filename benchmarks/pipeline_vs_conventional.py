@@ -26,7 +26,7 @@ import numpy as np
 import throughput_model as model
 import uvloop
 from curves import compare
-from kept_engines import KeptEngines, Layout, with_tables
+from kept_engines import KeptEngines, Layout, split, with_tables
 from stages import decode_seconds, recorded_batches, train_seconds
 
 from prl import Config, StepReport, load_config, parts
@@ -34,7 +34,6 @@ from prl.types import Batch
 
 CONFIG = Path(__file__).parent / "long_tail.toml"
 SHARED = Layout("shared", num_engines=2, num_ranks=2)
-SPLIT = Layout("split", num_engines=1, num_ranks=1, engine_cores=(0,), trainer_cores=(1,))
 MOST_STREAMS = 256
 """Per engine; where a side may have as many as it wants."""
 LEARNING_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
@@ -92,14 +91,15 @@ def full_plan() -> Plan:
     conventional = [Setting(steps_per_round=rounds) for rounds in (1, 2, 4, 8, 16, 32)]
     bounded = [Setting(max_lag=lag) for lag in (1, 2, 4, 8)]
     free = [Setting(streams=streams) for streams in (32, 64, 128, 256)]
-    split = [Setting(layout=SPLIT, max_lag=4), *(Setting(layout=SPLIT, streams=count) for count in (64, 128))]
+    apart = split()
+    alone = [Setting(layout=apart, max_lag=4), *(Setting(layout=apart, streams=count) for count in (64, 128))]
     return Plan(
         num_repeats=3,
         num_steps=64,
         sweep_steps=40,
         sizes=(1, 2, 4, 8, 16, 32, 64, 128, 256),
         learning_rates=LEARNING_RATES,
-        settings=[*conventional, *bounded, *free, *split],
+        settings=[*conventional, *bounded, *free, *alone],
     )
 
 

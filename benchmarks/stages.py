@@ -34,7 +34,11 @@ async def decode_seconds(engines: KeptEngines, config: Config, sizes: Sequence[i
     """Seconds of one decode step by sequences per engine, all engines at work, streams replaced as they end."""
     tokenizer = Tokenizer.load(resolve_model(config.model))
     source = open_source(config, tokenizer)
-    decoding = parts.make_decoding(config, tokenizer.stop_token_ids, config.sampling.temperature)
+    decoding = Decoding(
+        temperature=config.sampling.temperature,
+        max_tokens=config.sampling.max_tokens,
+        stop_token_ids=tokenizer.stop_token_ids,
+    )
     kept = engines.kept(max(sizes))
     pool = EnginePool(kept, config.engine, gate_timeout_s=config.weights.timeout_s)
     await pool.open()
