@@ -17,7 +17,7 @@ from typing import Any
 import harness
 import uvloop
 from kept_engines import KeptEngines, split, with_tables
-from stages import decode_seconds, recorded_batches, train_seconds
+from stages import decode_seconds, recorded, train_seconds
 
 from prl import StepReport, load_config
 
@@ -41,11 +41,11 @@ async def measure_all(num_repeats: int, num_steps: int) -> dict[str, Any]:
     rows, layout = [], split()
     async with KeptEngines(config, layout, STREAMS) as engines:
         for _ in range(num_repeats):
-            with recorded_batches() as batches:
+            with recorded() as trained:
                 reports = (await engines.run(config, num_steps))[SKIPPED_STEPS:]
             streams = round(statistics.fmean(engines.running[SKIPPED_STEPS:]))
             decode = await decode_seconds(engines, config, [streams])
-            training = await train_seconds(config, layout, batches)
+            training = await train_seconds(config, layout, trained.batches)
             rows.append(_row(reports, streams, streams / decode[streams], training["sampled_tokens_per_s"]))
             print(harness.table(rows[-1:]), flush=True)
     return {"rows": rows}
