@@ -15,11 +15,13 @@ import prl
 from prl import journal, parts, virtual_time
 from prl.config import Config, PipelineConfig, RunConfig, TrainerConfig
 from prl.engines.base import Decoding
-from prl.errors import TrainerDeadError, TrainerError
+from prl.engines.simulated import Script, SimulatedEngine
+from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.fleet import Fleet
 from prl.simulation import CallFault
 from prl.trainer.base import Trainer
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
+from prl.types import WeightGroup
 from tests.test_pipeline import lines, simulated, take_steps
 
 NUM_STEPS = 8
@@ -38,6 +40,21 @@ def config_of(max_lag: int, checkpoint_every: int = 3, max_restarts: int = 100) 
     return msgspec.structs.replace(config, eval=msgspec.structs.replace(config.eval, num_samples=0), sampling=sampling)
 
 
+class PunctualEngine(SimulatedEngine):
+    """Waits for the others of a weight group no longer than the group says, as real ones do."""
+
+    def __init__(self, index: int, base_s: float = 0.01) -> None:
+        super().__init__(index=index, max_num_seqs=8, script=Script(base_s=base_s), seed=0)
+
+    async def connect(self, group: WeightGroup, rank_offset: int) -> None:
+        """Join, or be late."""
+        try:
+            async with asyncio.timeout(group.timeout_s):
+                await super().connect(group, rank_offset)
+        except TimeoutError:
+            raise WeightSyncError(f"{self.name}: the weight group did not come together") from None
+
+
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> list[TrainerScript]:
     """What happens to each trainer that is made, in turn; nothing to those after them."""
@@ -47,6 +64,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[TrainerScript]:
         return SimulatedTrainer(publish_s=0.3, resume_from=resume, script=left.pop(0) if left else TrainerScript())
 
     monkeypatch.setattr(parts, "make_trainer", make)
+    monkeypatch.setattr(parts, "make_engines", lambda *_: [PunctualEngine(index) for index in range(2)])
     return left
 
 
@@ -133,9 +151,12 @@ def test_a_slow_restart_is_waited_for(tmp_path: Path, scripts: list[TrainerScrip
     assert (accounts.left, accounts.trained) == ({}, 2 * NUM_STEPS)
 
 
-def test_streams_wait_for_a_slow_restart(tmp_path: Path, scripts: list[TrainerScript]) -> None:
+def test_streams_wait_for_a_slow_restart(
+    tmp_path: Path, scripts: list[TrainerScript], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Engines whose load was half done stand still for ten minutes; the prompts under way are answered after it."""
     config = config_of(max_lag=3)
+    monkeypatch.setattr(parts, "make_engines", lambda *_: [PunctualEngine(index, base_s=0.2) for index in range(2)])
     pipeline = msgspec.structs.replace(config.pipeline, rollout_timeout_s=100.0)
     scripts += [dies_in("publish", 2), SLOW]
     virtual_time.run(whole(tmp_path / "run", msgspec.structs.replace(config, pipeline=pipeline)))
