@@ -102,6 +102,7 @@ class Seats:
         """After a failed update, how long an engine may take to answer before it is given up."""
         self.changed = asyncio.Event()
         """Set, and replaced, when an engine is lost, is ready, or has loaded."""
+        self._num_lost = self._num_lost_told = 0
         self._config = config
 
     def there(self) -> list[Seat]:
@@ -131,6 +132,7 @@ class Seats:
             if seat.state == "joined":
                 seat.state, seat.serves_since = "serving", _now()
                 log.warning("an engine serves again", engine=seat.engine.name, version=version)
+        self._num_lost_told = self._num_lost
         self._tell()
 
     def give_up(self, seat: Seat, why: str) -> None:
@@ -139,11 +141,15 @@ class Seats:
             if seat.state == "serving" and _now() - seat.serves_since >= STEADY_S:
                 seat.num_attempts = 0
             seat.state, seat.why, self.apart = "lost", why, True
+            self._num_lost += 1
             seat.given_up.set()
             self._tell()
 
     async def weed(self) -> bool:
-        """Give up the engines that are dead or do not answer a pause; whether there were any."""
+        """Give up the engines that are dead or do not answer a pause; whether any was lost since the last load.
+
+        Each is a reason once to try the update again, whoever noticed first that it was lost.
+        """
         asked, limit_s = [seat for seat in self.all if seat.state != "lost"], self.answer_timeout_s
 
         async def check(seat: Seat) -> None:
@@ -158,7 +164,8 @@ class Seats:
         async with asyncio.TaskGroup() as group:
             for seat in asked:
                 group.create_task(check(seat))
-        return self.remake is not None and any(seat.state == "lost" for seat in asked)
+        were_lost, self._num_lost_told = self._num_lost > self._num_lost_told, self._num_lost
+        return self.remake is not None and were_lost
 
     async def failed(self) -> str:
         """Start again what dies; return why that is not enough any more, with the last log lines of what was lost."""
