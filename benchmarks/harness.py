@@ -27,6 +27,11 @@ def spread(values: Sequence[float], digits: int = 4) -> dict[str, Any]:
     return {"median": median, "min": min(rounded), "max": max(rounded), "values": rounded}
 
 
+def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, Any]:
+    """The spread of the ratios of repeats that were taken in turns, the first to the first and so on."""
+    return spread([above / below for above, below in zip(numerators, denominators, strict=True)])
+
+
 def shown(value: object) -> str:
     """A cell of a table: a spread as ``median (min to max)``, a number with four digits, anything else as it is."""
     if isinstance(value, dict) and "median" in value:

@@ -25,10 +25,12 @@ import psutil
 
 from prl import Config, Pipeline, StepReport, parts
 from prl.engines.base import Decoding, Engine, EngineStatistics
+from prl.errors import EngineDeadError
 from prl.models import resolve_model
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 
 PREFIX_BLOCK = 128
+MIN_CORES = 2
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -42,6 +44,15 @@ class Layout(msgspec.Struct, frozen=True):
     """Of the ranks and of this process, which reads the streams and builds the batches."""
 
 
+def split() -> Layout:
+    """One engine on the first core that this process may use, one trainer rank and this process on the second."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < MIN_CORES:
+        raise SystemExit(f"the split needs {MIN_CORES} cores, and this process may use {cores}: give it two")
+    first, second = cores[:MIN_CORES]
+    return Layout("split", num_engines=1, num_ranks=1, engine_cores=(first,), trainer_cores=(second,))
+
+
 class Kept:
     """An engine that outlives the runs that use it: to them it opens and closes at once."""
 
@@ -51,7 +62,9 @@ class Kept:
         self._slots = asyncio.Semaphore(max_num_seqs)
 
     async def open(self) -> None:
-        """It is open."""
+        """It is open; one that died between two runs, or in one, is not started again: its benchmark ends."""
+        if self.statistics().dead:
+            raise EngineDeadError(await self._engine.failed())
 
     async def close(self) -> None:
         """It stays open."""

@@ -2,7 +2,7 @@
 
     python benchmarks/stage_efficiency.py [--quick] --out FILE.json
 
-The split: one engine on the first core, one trainer rank and the controller on the second, on ``benchmarks/
+The split: one engine on a core, one trainer rank and the controller on another, on ``benchmarks/
 long_tail.toml`` without a bound on the lag. Headline: the pipeline's tokens per second over those of the slower stage
 alone (target: at least 0.9). The generator alone keeps as many streams open as the pipeline had on average; the trainer
 alone trains on batches that the pipeline trained on. ``--quick`` takes fewer steps, once.
@@ -16,13 +16,12 @@ from typing import Any
 
 import harness
 import uvloop
-from kept_engines import KeptEngines, Layout, with_tables
-from stages import decode_seconds, recorded_batches, train_seconds
+from kept_engines import KeptEngines, split, with_tables
+from stages import decode_seconds, recorded, train_seconds
 
 from prl import StepReport, load_config
 
 CONFIG = Path(__file__).parent / "long_tail.toml"
-SPLIT = Layout("split", num_engines=1, num_ranks=1, engine_cores=(0,), trainer_cores=(1,))
 STREAMS = 128
 SKIPPED_STEPS = 6
 TARGET = 0.9
@@ -39,14 +38,14 @@ async def measure_all(num_repeats: int, num_steps: int) -> dict[str, Any]:
         engine={"count": 1, "max_num_seqs": STREAMS},
         trainer={"num_ranks": 1},
     )
-    rows = []
-    async with KeptEngines(config, SPLIT, STREAMS) as engines:
+    rows, layout = [], split()
+    async with KeptEngines(config, layout, STREAMS) as engines:
         for _ in range(num_repeats):
-            with recorded_batches() as batches:
+            with recorded() as trained:
                 reports = (await engines.run(config, num_steps))[SKIPPED_STEPS:]
             streams = round(statistics.fmean(engines.running[SKIPPED_STEPS:]))
             decode = await decode_seconds(engines, config, [streams])
-            training = await train_seconds(config, SPLIT, batches)
+            training = await train_seconds(config, layout, trained.batches)
             rows.append(_row(reports, streams, streams / decode[streams], training["sampled_tokens_per_s"]))
             print(harness.table(rows[-1:]), flush=True)
     return {"rows": rows}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -34,7 +34,11 @@ async def decode_seconds(engines: KeptEngines, config: Config, sizes: Sequence[i
     """Seconds of one decode step by sequences per engine, all engines at work, streams replaced as they end."""
     tokenizer = Tokenizer.load(resolve_model(config.model))
     source = open_source(config, tokenizer)
-    decoding = parts.make_decoding(config, tokenizer.stop_token_ids, config.sampling.temperature)
+    decoding = Decoding(
+        temperature=config.sampling.temperature,
+        max_tokens=config.sampling.max_tokens,
+        stop_token_ids=tokenizer.stop_token_ids,
+    )
     kept = engines.kept(max(sizes))
     pool = EnginePool(kept, config.engine, gate_timeout_s=config.weights.timeout_s)
     await pool.open()
@@ -61,10 +65,17 @@ async def _one_size(
     return elapsed_s * size * num_engines / tokens
 
 
+class Recorded(NamedTuple):
+    """What the runs of a body train on, in order."""
+
+    groups: list[Group]
+    batches: list[Batch]
+
+
 @contextmanager
-def recorded_batches() -> Iterator[list[Batch]]:
-    """The batches that the runs of the body train on."""
-    batches: list[Batch] = []
+def recorded() -> Iterator[Recorded]:
+    """What the runs of the body train on."""
+    found = Recorded([], [])
     make_maker = parts.batch_maker
 
     def recording(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]]:
@@ -72,13 +83,14 @@ def recorded_batches() -> Iterator[list[Batch]]:
 
         async def made(step: int, groups: list[Group]) -> Batch:
             batch = await make(step, groups)
-            batches.append(batch)
+            found.groups.extend(groups)
+            found.batches.append(batch)
             return batch
 
         return made
 
     with patch.object(parts, "batch_maker", recording):
-        yield batches
+        yield found
 
 
 async def train_seconds(config: Config, layout: Layout, batches: Sequence[Batch]) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """The paper's throughput model (arXiv 2509.19128, appendix A) for a machine whose cores engines and trainer may share.
 
 The paper gives the accelerators to one stage or the other and works with two measured numbers: how fast a decode step
-is at h sequences, and what it costs to train a token. Here the same two numbers are measured (``measure.py``) and each
+is at h sequences, and what it costs to train a token. Here the same two numbers are measured (``stages.py``) and each
 schedule is played step by step, since slots that are taken in order of admission have no closed form:
 
 - a decode step of all engines takes c(h / engines) seconds with h sequences in flight, and gives each of them a token;
 - a training step takes a fixed time and a time per token; then the engines stand still for the update;
-- in a split both run at full speed side by side; sharing, E engines and R ranks get two cores' worth between them.
+- in a split both run at full speed side by side; sharing, E engines and R ranks get the cores there are between them.
 
-Invariant: nothing here looks at a measured run of a schedule; it knows the two costs, the pause and the lengths.
+Invariant: nothing here looks at the runs that it predicts. Besides the two costs it is given the pause, the
+controller's seconds between two steps (a part of a training step's fixed time) and the lengths, all from one short run
+of the layout that is not among them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-NUM_CORES = 2
 NUM_STEPS = 200
 SKIPPED = 20
 
@@ -35,6 +36,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """From the end of a training step until the engines go on."""
     num_engines: int
     num_ranks: int
+    num_cores: int
+    """That this process may use; an engine and a rank compute on one each."""
     shared: bool
 
     def decode(self, num_sequences: float) -> float:
@@ -52,7 +55,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         """Of the engines and of the trainer, against each alone."""
         if not (generating and training and self.shared):
             return 1.0, 1.0
-        share = min(1.0, NUM_CORES / (self.num_engines + self.num_ranks))
+        share = min(1.0, self.num_cores / (self.num_engines + self.num_ranks))
         return share, share
 
 

@@ -4,8 +4,12 @@
 
 with the factor alpha / rank already in B. Invariants:
 
-- What is served is what a whole update would have brought: trainer and engines add the same product, in float32, to the
-  same base, and round once. The base is never what is served now, so a thousand updates leave no drift.
+- What is served is the base plus the product, added in float32 and rounded once. The base is never what is served now,
+  so a thousand updates leave no drift.
+- The base is that of the files, unrounded. Where ``trainer.dtype`` holds every value of the files (float32, or that of
+  the files) it is the trainer's too, and an engine serves what a whole update would have brought. Else the trainer has
+  rounded its base (``trainer/lora.py``) and the engine has not: they differ by one rounding of the base, up to 2^-8 of
+  a weight in bfloat16. An engine in bfloat16 rounds as far, and ``[weights]`` judges such a pair by the mean.
 - The base is read from the model's own files, as mapped memory: an engine holds no second copy. The pages belong to the
   files, are shared by all engines of a host, and the system may drop and read them again.
 - Merged weights are whole and checked before the first of them is served, so a load stays all or nothing. Until then an

@@ -30,7 +30,7 @@ def all_equal(rewards_G: Sequence[float]) -> bool:
 def leave_one_out(rewards_G: Sequence[float]) -> list[float]:
     """A_i = R_i - mean of the other members' rewards (PipelineRL, arXiv 2509.19128).
 
-    This is RLOO's advantage (arXiv 2402.14740), and G / (G - 1) times ``group_mean``.
+    This is RLOO's advantage (arXiv 2402.14740), so ``rloo`` names it too, and G / (G - 1) times ``group_mean``.
     """
     if all_equal(rewards_G):
         return [0.0] * len(rewards_G)
@@ -75,7 +75,9 @@ def by_group(advantage: GroupAdvantage) -> Advantage:
 
 ADVANTAGES: dict[str, Advantage] = {
     "leave_one_out": by_group(leave_one_out),
+    "rloo": by_group(leave_one_out),
     "group_mean": by_group(group_mean),
+    "dr_grpo": by_group(group_mean),
     "group_mean_std": by_group(group_mean_std),
     "reinforce_pp": reinforce_pp,
 }

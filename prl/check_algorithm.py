@@ -39,8 +39,8 @@ def _loss(config: Config) -> Iterator[str]:
         yield f"loss.options is for a loss of your own; loss.name = {loss.name!r} reads {', '.join(reads)}"
     if loss.name == "decoupled_ppo" and loss.anchor == "sampler":
         yield (
-            "loss.name = 'decoupled_ppo' with loss.anchor = 'sampler' would be 'ppo': set loss.anchor = 'recomputed',"
-            " or take 'ppo'"
+            "loss.name = 'decoupled_ppo' with loss.anchor = 'sampler' would be 'ppo': take 'ppo', or set loss.anchor ="
+            " 'recomputed', with which a run has the gradient of 'reinforce' and never clips"
         )
     if loss.anchor == "recomputed" and loss.name != "decoupled_ppo" and not is_own(loss.name):
         yield (
@@ -66,6 +66,11 @@ def _advantage(config: Config) -> Iterator[str]:
         )
     if advantage.name == "reinforce_pp" and pipeline.group_size * pipeline.groups_per_step == 1:
         yield "advantage.name = 'reinforce_pp' needs at least 2 completions a step: groups_per_step x group_size = 1"
+    if advantage.name == "dr_grpo" and config.loss.aggregation != "fixed_length":
+        yield (
+            f"advantage.name = 'dr_grpo' needs loss.aggregation = 'fixed_length', not {config.loss.aggregation!r}:"
+            " the two together are Dr. GRPO; set it, or take 'group_mean'"
+        )
     if advantage.zero_variance == "refill" and advantage.name == "reinforce_pp":
         yield (
             "advantage.zero_variance = 'refill' conflicts with advantage.name = 'reinforce_pp', which compares with the"

@@ -52,7 +52,8 @@ class LossConfig(Table, frozen=True, kw_only=True):
     """Tokens with an importance weight above this teach nothing (masked_importance: 5)."""
     anchor: Literal["sampler", "recomputed"] = "sampler"
     """What a clipped ratio is relative to: the sampler's own log-probabilities, or those of the policy at the start of
-    the step. ``decoupled_ppo`` needs ``recomputed``; the others know only the sampler's."""
+    the step. ``decoupled_ppo`` needs ``recomputed``; the others know only the sampler's. A batch serves one step, so
+    the ratio to ``recomputed`` is 1: ``decoupled_ppo`` then never clips, and its gradient is that of ``reinforce``."""
     aggregation: Literal["token_sum", "sequence_mean", "fixed_length"] = "token_sum"
     """How the tokens of a sequence are put together before the mean over the B sequences: their sum, their mean (GRPO,
     GSPO), or their sum over ``sampling.max_tokens`` (Dr. GRPO)."""
@@ -85,10 +86,11 @@ class KlConfig(Table, frozen=True, kw_only=True):
 class AdvantageConfig(Table, frozen=True, kw_only=True):
     """``[advantage]``: rewards of a group into advantages."""
 
-    name: Literal["leave_one_out", "group_mean", "group_mean_std", "reinforce_pp"] = "leave_one_out"
-    """``leave_one_out``: R_i - mean of the others (the paper's; RLOO). ``group_mean``: R_i - mean of the group (Dr.
-    GRPO, with ``loss.aggregation = "fixed_length"``). ``group_mean_std``: that over the group's standard deviation
-    (GRPO). ``reinforce_pp``: normalised over the whole batch (REINFORCE++)."""
+    name: Literal["leave_one_out", "rloo", "group_mean", "dr_grpo", "group_mean_std", "reinforce_pp"] = "leave_one_out"
+    """``leave_one_out``: R_i - mean of the others (the paper's); ``rloo`` is its name elsewhere. ``group_mean``: R_i -
+    mean of the group; ``dr_grpo`` is the same and insists on the other half of Dr. GRPO, ``loss.aggregation =
+    "fixed_length"``. ``group_mean_std``: that over the group's standard deviation (GRPO). ``reinforce_pp``: normalised
+    over the whole batch (REINFORCE++)."""
     zero_variance: Literal["keep", "refill"] = "keep"
     """A group whose rewards are all equal teaches nothing: train on it all the same, or drop it and roll out another
     prompt in its slot (DAPO's dynamic sampling)."""

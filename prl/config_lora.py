@@ -29,7 +29,8 @@ class LoraConfig(Table, frozen=True, kw_only=True):
     ``["q_proj", "v_proj"]``, as peft understands them."""
     publish: Literal["merged", "adapters"] | None = None
     """What travels into the engines: ``merged`` weights, all of them, over every transport (the default), or the
-    ``adapters`` alone, over gloo, which each engine adds to the weights in the model's files (``adapters.py``)."""
+    ``adapters`` alone, over gloo, which each engine adds to the weights in the model's files (``adapters.py``); where
+    ``trainer.dtype`` is coarser than these files, the trainer's own base is theirs, rounded."""
 
     def __post_init__(self) -> None:
         if self.rank > 0:

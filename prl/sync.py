@@ -6,10 +6,12 @@ Invariants:
   may not all serve the new version are not resumed.
 - A push that failed because of a side that was started again since is done again, from its beginning.
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
-- Every push ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights agree with the
-  trainer's. A transfer that reports success and moved nothing does not pass. The engines go on before the proof, so
-  that they need not stand still for it; no token of theirs is trained before it, for the next batch is taken after the
-  push, and a push that raises ends the run.
+- A push that is verified ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights
+  agree with the trainer's, and have moved where the trainer's have. A transfer that reports success and moved nothing
+  does not pass, unless the trainer's own moved by less than ``STANDS_STILL`` of the tolerance since the last proof: old
+  and new weights are then the same as far as can be told. The engines go on before the proof, so that they need not
+  stand still for it; no token of theirs is trained before it, for the next batch is taken after the push, and a push
+  that raises ends the run.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
 
@@ -27,6 +29,10 @@ from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
+
+STANDS_STILL = 0.1
+"""Less than this part of how far the trainer's log-probabilities moved is no movement; less than this part of the
+tolerance is too little of the trainer's to judge by, for rounding moves an engine's as far."""
 
 
 class Receivers(Protocol):
@@ -106,6 +112,7 @@ class WeightSync:
         self._tolerance, self._gap_of, self._verify_every = tolerance, gap_of, verify_every
         self._timeout_s = timeout_s
         self._num_pushes = 0
+        self._proven: tuple[list[float], dict[str, list[float]]] | None = None
         self.version = -1
         """The version that every engine serves; -1 before the first push."""
         self._under_way: str | None = None
@@ -180,7 +187,10 @@ class WeightSync:
             trainer=lambda: self._trainer.score(self._probe),
             engines=lambda: self._engines.score(self._probe),
         )
-        return self._largest_gap(version, scores["trainer"], scores["engines"])
+        gap = self._largest_gap(version, scores["trainer"], scores["engines"])
+        self._check_moved(version, scores["trainer"], scores["engines"])
+        self._proven = (scores["trainer"], scores["engines"])
+        return gap
 
     def _largest_gap(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> float:
         largest = 0.0
@@ -193,6 +203,24 @@ class WeightSync:
                 )
             largest = max(largest, gap)
         return largest
+
+    def _check_moved(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> None:
+        """Refuse an engine that agrees within the tolerance, but says what it said at the last proof."""
+        if self._proven is None:
+            return
+        before, before_by_engine = self._proven
+        moved = self._gap_of(_differences(before, expected))
+        if moved <= STANDS_STILL * self._tolerance:
+            return
+        for engine, found in by_engine.items():
+            if engine not in before_by_engine:
+                continue
+            stood = self._gap_of(_differences(before_by_engine[engine], found))
+            if stood < STANDS_STILL * moved:
+                raise WeightSyncError(
+                    f"{engine} does not serve the trainer's weights of version {version}: on {len(expected)} tokens the"
+                    f" trainer's log-probabilities moved by {moved:.3g} since the last proof, its own by {stood:.3g}"
+                )
 
 
 def _differences(expected: list[float], found: list[float]) -> list[float]:

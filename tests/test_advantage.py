@@ -149,3 +149,9 @@ def test_the_configuration_names_it() -> None:
     assert set(ADVANTAGES) == set(get_args(typing.get_type_hints(AdvantageConfig)["name"]))
     for each in (leave_one_out, group_mean, group_mean_std):
         assert ADVANTAGES[each.__name__]([[1.0, 0.0], [3.0, 5.0, 1.0]]) == [each([1.0, 0.0]), each([3.0, 5.0, 1.0])]
+
+
+@pytest.mark.parametrize(("name", "same"), [("rloo", leave_one_out), ("dr_grpo", group_mean)])
+def test_two_are_known_by_the_names_of_their_papers_too(name: str, same: Callable[[list[float]], list[float]]) -> None:
+    """RLOO is leave-one-out, and Dr. GRPO's advantage is the group mean's."""
+    assert ADVANTAGES[name]([[1.0, 0.0], [3.0, 5.0, 1.0]]) == [same([1.0, 0.0]), same([3.0, 5.0, 1.0])]

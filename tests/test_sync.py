@@ -201,6 +201,44 @@ async def test_a_transfer_that_moves_nothing_is_caught() -> None:
     assert sync.version == 0
 
 
+def small_step(moved: float, *, both: bool) -> Fakes:
+    """Scores of two pushes between which the trainer's second token moves, and that of one engine or both."""
+    before, after = [-1.0, -2.0], [-1.0, -2.0 - moved]
+    trainer = iter([before, after])
+    engines = iter([dict.fromkeys(("engine-0", "engine-1"), before), {"engine-0": after, "engine-1": before}])
+    if both:
+        engines = iter([dict.fromkeys(("engine-0", "engine-1"), scores) for scores in (before, after)])
+
+    async def trainer_score() -> Any:
+        return next(trainer)
+
+    async def engines_score() -> Any:
+        return next(engines)
+
+    return Fakes(trainer_score=trainer_score, engines_score=engines_score)
+
+
+@in_virtual_time
+async def test_a_transfer_that_moves_nothing_is_caught_after_a_small_step() -> None:
+    """Old weights may agree within the tolerance; an engine that stood still while the trainer moved is named."""
+    fakes = small_step(TOLERANCE / 2, both=False)
+    sync = make_sync(fakes.trainer, fakes.engines)
+    await sync.push(0)
+    with pytest.raises(WeightSyncError, match=r"engine-1 does not serve .* version 1: .* moved by 0.0005 .* by 0$"):
+        await sync.push(1)
+
+
+@pytest.mark.parametrize(("moved", "both"), [(TOLERANCE / 2, True), (TOLERANCE / 20, False), (0.0, False)])
+@in_virtual_time
+async def test_a_small_step_that_arrived_passes(moved: float, both: bool) -> None:
+    """Engines that moved with the trainer do, and so do those of a step that rounding hides or that changed nothing."""
+    fakes = small_step(moved, both=both)
+    sync = make_sync(fakes.trainer, fakes.engines)
+    await sync.push(0)
+    await sync.push(1)
+    assert sync.version == 1
+
+
 @pytest.mark.parametrize("position", [0, 1, 2])
 @pytest.mark.parametrize("wrong", [math.nan, -math.inf, -1.0 - 1.1 * TOLERANCE])
 @pytest.mark.parametrize("side", ["trainer", "engine"])

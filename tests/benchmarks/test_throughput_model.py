@@ -2,14 +2,19 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 
-from curves import best_at, compared
+import harness
+from curves import best_at, compare, compared
+from pipeline_vs_conventional import lengths_of
 from throughput_model import NUM_STEPS, SKIPPED, Costs, Schedule, play
+
+from prl.types import Completion, Group, Prompt, Score
 
 STEP_S, TRAIN_S, PAUSE_S, LENGTH, GROUP = 0.01, 0.3, 0.05, 40, 4
 COSTS = Costs(
@@ -19,6 +24,7 @@ COSTS = Costs(
     pause_s=PAUSE_S,
     num_engines=1,
     num_ranks=1,
+    num_cores=2,
     shared=False,
 )
 EQUAL = [[LENGTH] * GROUP]
@@ -85,3 +91,41 @@ def test_curves_are_compared_where_both_reach() -> None:
     assert [round(row["at"], 6) for row in rows] == [0.1, 0.2, 0.3]
     assert [row["ratio"] for row in rows] == [2.0, 2.0, 2.0]
     assert compared([(0.5, 1.0)], [(0.1, 1.0)]) == []
+
+
+def row(setting: str, ess: float, rates: list[float]) -> dict[str, Any]:
+    """One setting of ``pipeline_vs_conventional.py``, as far as the comparison looks at it."""
+    return {
+        "setting": setting,
+        "ess": ess,
+        "lag_max": 1,
+        "samples_per_s": harness.spread(rates),
+        "predicted_over_measured": 1.1,
+    }
+
+
+def test_a_headline_has_the_spread_of_the_repeats_beside_it() -> None:
+    """The ratio of the medians, and that of each repeat."""
+    pipeline = [row("shared, max_lag = 1", ess, [20.0, 30.0, 40.0]) for ess in (0.9, 0.5)]
+    turns = [row("conventional, G = 1", ess, [10.0, 10.0, 20.0]) for ess in (0.9, 0.5)]
+    found = compare(pipeline + turns)
+    assert found["headline"] == 3.0
+    assert found["headline_by_repeat"] == {"median": 2.0, "min": 2.0, "max": 3.0, "values": [2.0, 3.0, 2.0]}
+
+
+def test_lengths_are_those_of_every_completion_of_a_group() -> None:
+    """By group, as sampled, beside the mean length of a prompt."""
+    groups = [
+        Group(
+            prompt=Prompt(id=number, messages=[], text="", fields={}, token_ids=[1] * (2 + 2 * number)),
+            completions=[completion(length) for length in lengths],
+            scores=[Score(reward=0.0)] * 2,
+        )
+        for number, lengths in enumerate([(3, 90), (1, 2)])
+    ]
+    assert lengths_of(groups) == ([[3, 90], [1, 2]], 3.0)
+
+
+def completion(length: int) -> Completion:
+    """Of as many tokens."""
+    return Completion(token_ids=[5] * length, logprobs=[-1.0] * length, versions=[0] * length, text="", finish="stop")

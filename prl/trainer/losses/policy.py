@@ -34,7 +34,8 @@ class Tokens(NamedTuple):
     behaviour_N: Tensor
     """log mu."""
     anchor_N: Tensor
-    """Log-probability that a clipped ratio is relative to: log mu, or that of the policy at the start of the step."""
+    """Log-probability that a clipped ratio is relative to: log mu, or that of the policy at the start of the step,
+    which is log pi without gradient."""
     advantages_N: Tensor
     sequence_N: Tensor
     """Number of the token's sequence, from 0 and increasing."""
@@ -99,8 +100,11 @@ def decoupled_ppo(tokens: Tokens, *, clip_low: float, clip_high: float, ratio_cl
     """-min(c, b) min(u A, clip(u, 1 - low, 1 + high) A), b = prox / mu, u = pi / prox: AReaL (arXiv 2505.24298).
 
     The paper's decoupled objective: prox, the policy that the update stays close to, is the anchor, and b corrects for
-    its distance from the sampler. The paper does not bound b. Where prox is the policy at the start of the step, and a
-    batch serves one step, u is 1, the clip never acts, and what remains is the truncated b.
+    its distance from the sampler. The paper does not bound b.
+
+    The paper's prox is the policy before the several updates of a training round. In a run of prl it is the policy at
+    the start of the step, and a batch serves one step, so u is 1, the clip never acts, and what remains has the
+    gradient of ``reinforce``. The clip is for callers that give an older anchor.
     """
     behaviour_N = ratio(tokens.anchor_N.detach(), tokens.behaviour_N)
     clipped = _clipped(ratio(tokens.logprobs_N, tokens.anchor_N), tokens.advantages_N, clip_low, clip_high)

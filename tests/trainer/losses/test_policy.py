@@ -153,6 +153,15 @@ def test_decoupled_ppo_anchored_on_the_sampler_is_ppo() -> None:
     assert torch.allclose(one[1], other[1], rtol=1e-12)
 
 
+def test_decoupled_ppo_anchored_on_itself_has_the_gradient_of_reinforce() -> None:
+    """With prox = pi, as in a run, its clip never acts: tokens are bounded where the truncation of the weight is."""
+    tokens = [token._replace(anchor=token.pi) for token in draw_tokens(7, spread=3.0)]
+    one, other = call("decoupled_ppo", tokens), call("reinforce", tokens)
+    assert torch.allclose(one[1], other[1], rtol=1e-12)
+    assert torch.equal(one[0].bounded_N, other[0].bounded_N)
+    assert one[0].bounded_N.any()
+
+
 def test_a_sequence_mean_knows_its_own_sequence_only() -> None:
     """Means by sequence, at each token."""
     values = torch.tensor([1.0, 3.0, 5.0, 7.0, 9.0])
