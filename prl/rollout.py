@@ -225,7 +225,7 @@ class Rollout:
         """Sample behind what ``member`` has, into it."""
         known = len(member.token_ids)
         if known:
-            decoding = msgspec.structs.replace(decoding, max_tokens=decoding.max_tokens - known)
+            decoding = msgspec.structs.replace(decoding, max_tokens=decoding.max_tokens - known, num_known=known)
         chunks = self._streams.generate(prompt.token_ids + member.token_ids, decoding, group=prompt.id)
         async with aclosing(chunks):
             async for chunk in chunks:
