@@ -213,7 +213,8 @@ class Controller:
             self.meter.loop_lag_s = max(self.meter.loop_lag_s, lag_s)
             if lag_s > LOOP_LAG_WARNING_S:
                 log.warning("the event loop stood still: blocking code, or a busy machine", seconds=round(lag_s, 3))
-            if (latest := self._progress()) != progress or not self._waits_for_batch:
+            rejoins = self._weights.locked()  # may wait minutes for a trainer, under deadlines of its own
+            if (latest := self._progress()) != progress or not self._waits_for_batch or rejoins:
                 progress, since = latest, now
             elif now - since > self._pacing.stall_timeout_s:
                 raise StallError(f"nothing moved for {now - since:.0f} s (run.stall_timeout_s): {self.why()}")

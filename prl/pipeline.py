@@ -173,11 +173,16 @@ class Pipeline:
         return ready
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
-        """Do the steps from ``first`` on again that the journal says were done."""
+        """Do the steps from ``first`` on again that this process has done, on the journal's groups.
+
+        After a resume the journal knows more steps than that: they are still to be done, by ``_restore``.
+        """
+        if self._wired is None:
+            return
         await self._journal.flush()
         ledger, _ = await asyncio.to_thread(journal.read, self.run_dir / "journal", resume_from=first)
         make_batch = parts.batch_maker(self.config)
-        for step in range(first, ledger.step):
+        for step in range(first, self.step_number):
             groups = [group_of(entry, self._tokenizer.decode) for entry in ledger.batches[step]]
             await trainer.train(await make_batch(step, groups))
 

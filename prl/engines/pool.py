@@ -6,7 +6,9 @@ Invariants:
   or its consumer closed it. Whichever it is, the engine's stream is closed and uncounted before the pool's ends.
 - A stream is admitted only while the pool is not paused. Pausing shuts this gate before it asks the engines, and only a
   resume of every engine opens it again, so no stream is ever admitted to engines that serve different versions.
-- The wait for a token has a deadline, which does not run while the pool is paused.
+- The wait for a token has a deadline, which does not run while the pool is paused. Those of a stream for the pool and
+  of a whole rollout (``deadlines``) run then too, since a pause is short; but not from an update that failed
+  (``weed``) until the engines go on: a trainer that is started again takes minutes, and no prompt is at fault.
 - Pause, load, resume, connect and score are done by all engines or fail: the error names each engine that failed, and
   the others are hardly waited for. After a load that failed nothing resumes until one has succeeded.
 - An engine that died is out at once, and the others go on; how it comes back is told in ``seats.py``.
@@ -21,6 +23,7 @@ from typing import TypeVar
 import msgspec
 
 from prl.config import EngineConfig
+from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
@@ -71,6 +74,8 @@ class EnginePool:
         gate_timeout_s: float,
         remake: Callable[[int], Engine] | None = None,
     ) -> None:
+        self.deadlines = Deadlines()
+        """Of all that wait for streams to go on."""
         self.seats = Seats(engines, config, remake)
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
@@ -173,6 +178,7 @@ class EnginePool:
             raise EngineError(f"the engines cannot resume: {self._failed_load}")
         await self._all("resume", lambda engine: engine.resume())
         self._token_deadlines.start()
+        self.deadlines.go_on()
         self._gate.set()
 
     async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
@@ -216,6 +222,7 @@ class EnginePool:
         """After an update that failed: give up the engines that are dead or do not answer; whether there were any."""
         self._gate.clear()
         self._token_deadlines.stop()
+        self.deadlines.hold()
         self._note_progress()
         weeded = await self.seats.weed()
         self._note_progress()
@@ -224,6 +231,20 @@ class EnginePool:
     def _note_progress(self) -> None:
         """Who waits for the engines to resume has reason to wait on."""
         self._progress_at = asyncio.get_running_loop().time()
+
+    async def go_on_without(self, version: int) -> None:
+        """After an update to ``version`` that failed: go on with the version before it, where that is what is served.
+
+        Not where a load was begun, which leaves engines that may serve anything; nor where one serves ``version``,
+        which was not proven. There the streams wait, and their deadlines with them.
+        """
+        serving = [self.seats.all[index].engine for index in self.seats.serving()]
+        if self._failed_load is not None or any(engine.statistics().version == version for engine in serving):
+            return
+        try:
+            await self.resume()
+        except PrlError as error:
+            log.warning("the engines stand still until the update was done", why=str(error))
 
     async def _place(self, group: int) -> Seat:
         """Count a stream on an engine, as soon as one serves."""
@@ -280,7 +301,7 @@ class EnginePool:
         """Until it opens, or for ``gate_timeout_s`` if that was long enough to give up."""
         since = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._gate_timeout_s):
+            async with self.deadlines.timeout(self._gate_timeout_s):
                 await self._gate.wait()
         except TimeoutError:
             if self._progress_at > since or (self.seats.remake is not None and not self.seats.there()):
