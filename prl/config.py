@@ -89,6 +89,9 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     min_engines: Positive = 1
     """An engine that dies is started again in the background. Where fewer than these serve for
     ``recovery_timeout_s``, the run ends."""
+    max_restarts: NonNegative = 10
+    """Restarts in a row, none of which led to an engine that served for ten minutes, after which its place stays
+    empty; the run goes on while ``min_engines`` are left."""
     recovery_timeout_s: PositiveFloat = 600.0
     """How long the run waits for engines that are started again."""
     token_timeout_s: PositiveFloat = 60.0

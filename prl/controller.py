@@ -35,7 +35,7 @@ from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
 from prl.failure import FirstFailure, failures_to
 from prl.ledger import Admitted, Entry, Left, Records, Scored, Trained, group_of
 from prl.log import get_logger
-from prl.metrics import LagSummary, Meter, StepReport, lag_of, step_report
+from prl.metrics import LagSummary, Mended, Meter, StepReport, lag_of, step_report
 from prl.refill import Refill
 from prl.rollout import Done, Outcome, Rollout
 from prl.sync import PushReport, WeightSync
@@ -114,8 +114,9 @@ class Controller:
         self._round: deque[tuple[Ticket, Group]] = deque()
         self._consecutive_drops = 0
         self._reported_drops: Counter[str] = Counter()
+        self._reported_mended = Mended()
         self._waits_for_batch = False
-        self._weights, self._pushed = asyncio.Lock(), asyncio.Event()
+        self._weights = asyncio.Lock()
         self._clock = asyncio.get_running_loop().time
         self.meter = Meter(self._clock, self._engine_counters)
 
@@ -191,14 +192,15 @@ class Controller:
 
     async def _rejoin(self) -> None:
         """Bring engines that were started again up to date, also while no step can end for want of them."""
+        seats = self._engines.seats
         while True:
-            await self._engines.seats.newcomer()
-            self._pushed.clear()
+            await seats.newcomer()
             async with self._weights:
-                if not self._round and self._engines.seats.apart:
+                if self._sync.version == self.step_number and seats.apart:
                     await self._sync.push(self._sync.version)
                     continue
-            await self._pushed.wait()  # a conventional round goes on: its end pushes
+                changed = seats.changed
+            await changed.wait()  # a conventional round goes on: its end pushes, and they load; or others come or go
 
     async def _pulse(self) -> None:
         """Measure the loop's lag, and end the run when a step waits for its batch and nothing moves."""
@@ -211,7 +213,8 @@ class Controller:
             self.meter.loop_lag_s = max(self.meter.loop_lag_s, lag_s)
             if lag_s > LOOP_LAG_WARNING_S:
                 log.warning("the event loop stood still: blocking code, or a busy machine", seconds=round(lag_s, 3))
-            if (latest := self._progress()) != progress or not self._waits_for_batch:
+            rejoins = self._weights.locked()  # may wait minutes for a trainer, under deadlines of its own
+            if (latest := self._progress()) != progress or not self._waits_for_batch or rejoins:
                 progress, since = latest, now
             elif now - since > self._pacing.stall_timeout_s:
                 raise StallError(f"nothing moved for {now - since:.0f} s (run.stall_timeout_s): {self.why()}")
@@ -240,8 +243,8 @@ class Controller:
             for ticket, _ in taken:
                 del self._untrained[ticket]
             pushed = await self._push_at_end_of_round()
-        drops = self._drops_since_last_report()
-        report = step_report(groups, lag, trained, pushed, timing=self.meter.lap(), dropped=drops)
+        drops, mended = self._drops_since_last_report(), self.mended_since_last_report()
+        report = step_report(groups, lag, trained, pushed, timing=self.meter.lap(), dropped=drops, mended=mended)
         return Step(report=report, groups=groups)
 
     async def _train(self, groups: list[Group]) -> tuple[TrainReport, LagSummary]:
@@ -256,7 +259,8 @@ class Controller:
         """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
         groups = [group_of(entry, self._rollout.decode) for entry in entries]
         trained, lag = await self._train(groups)
-        report = step_report(groups, lag, trained, None, timing=self.meter.lap(), dropped={})
+        mended = self.mended_since_last_report()
+        report = step_report(groups, lag, trained, None, timing=self.meter.lap(), dropped={}, mended=mended)
         return Step(report=report, groups=groups)
 
     async def _take(self) -> list[tuple[Ticket, Group]]:
@@ -282,7 +286,6 @@ class Controller:
             self.meter.evals_incomplete = await self._before_push()
             self.meter.eval_block_s = self._clock() - waits_since
         pushed = await self._sync.push(self.step_number)
-        self._pushed.set()
         log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
@@ -324,3 +327,13 @@ class Controller:
         drops = self._rollout.members_dropped - self._reported_drops
         self._reported_drops = Counter(self._rollout.members_dropped)
         return dict(drops)
+
+    def mended_since_last_report(self) -> Mended:
+        """What died and was made good since the last call."""
+        now = Mended(
+            streams_moved=self._rollout.num_moved,
+            engine_restarts=self._engines.seats.num_restarts,
+            trainer_restarts=int(self._trainer.statistics().get("restarts", 0)),
+        )
+        before, self._reported_mended = self._reported_mended, now
+        return now.since(before)

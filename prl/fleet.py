@@ -5,7 +5,10 @@ Invariants:
 - Whoever is there is in the weight group before weights are sent: ``join`` makes a new one where an engine or the
   trainer was started again since.
 - After an update that failed, ``mend`` takes out who is dead or does not answer, and waits for a trainer that is
-  started again. Where all are alive the update is tried once more: what failed may have been the network.
+  started again, with engines that go on where they can. Where all are alive the update is tried once more: what failed
+  may have been the network.
+- A trainer that is started again takes minutes. That is waited for before the engines are asked to join, whose wait for
+  one another has a deadline that is much shorter.
 - Closing is bounded in time, and neither side waits for the other's.
 """
 
@@ -81,6 +84,7 @@ class Fleet:
 
     async def join(self) -> None:
         """Bring engines and trainer together in a new weight group, unless all that are there are in one."""
+        await self.trainer.mended()
         await self.engines.seats.one_is_there()
         if not (self.trainer.apart or self.engines.seats.apart):
             return
@@ -100,7 +104,11 @@ class Fleet:
     async def mend(self, version: int) -> bool:
         """After the update to ``version`` failed: take out whoever was the cause; whether to try again."""
         lost = await self.engines.weed()
-        revived = await self.trainer.revive_if_dead()
+        revived = await self.trainer.has_died()
+        if revived:
+            await self.engines.go_on_without(version)
+            await self.trainer.mended()
+            self.trainer.tell()
         again = not (lost or revived) and self._tried_again != version
         if again:
             self._tried_again, self.engines.seats.apart = version, True

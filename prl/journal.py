@@ -5,8 +5,11 @@
 
 Invariants:
 
-- A record is a length, a checksum and msgpack. Reading a segment stops at the first one that is not whole: a torn tail
-  is what a crash leaves, and what lies behind damage cannot be trusted to follow from what is before it.
+- A record is a head, which is the length and the checksum of the body under a checksum of its own, and a body, which is
+  msgpack. Reading a segment stops at the first one that is not whole. One that ends with the file is a torn tail, which
+  a crash leaves; everything else is damage, and what lies behind it cannot be trusted to follow from what is before.
+- What is read is what was written, in type and value: a prompt with a field that msgpack would change is refused on the
+  way in (``exact.py``).
 - Each start of a run begins a segment, and the snapshot there is what that run went on from, whatever stands before.
 - Records are written in the order they were appended, some at a time, each time with one fsync. ``flush`` returns when
   everything appended before it is on the disk; a checkpoint is begun after a flush, so the journal is never behind it.
@@ -21,19 +24,21 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from prl.disk import Disk, append
 from prl.errors import JournalError
+from prl.exact import check_fields
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import AnyRecord, Ledger, Snapshot, Trained
+from prl.ledger import Admitted, AnyRecord, Ledger, Snapshot, Trained
 
 FLUSH_S = 0.25
 """Records wait at most this long for the disk, so a crash loses at most this much sampling."""
-MAGIC = b"prl journal 1\n"
-HEAD = struct.Struct("!II")
+MAGIC = b"prl journal 2\n"
+HEAD, HEAD_CHECKSUM = struct.Struct("!II"), struct.Struct("!I")
+NUM_HEAD_BYTES = HEAD.size + HEAD_CHECKSUM.size
 
 
 class History(NamedTuple):
@@ -50,14 +55,16 @@ class Journal:
     def __init__(self, folder: Path, disk: Disk, ledger: Ledger) -> None:
         """``ledger`` is the state that the first segment begins with: empty, or that of the run that is resumed."""
         self._folder, self._disk, self.ledger = folder, disk, ledger
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=repr)
+        self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[AnyRecord] = []
         self._segment: Path | None = None
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
 
     def append(self, record: AnyRecord) -> None:
-        """Count a record, and write it soon."""
+        """Count a record, and write it soon. Raises DataError for a prompt that would not be read back as it is."""
+        if isinstance(record, Admitted):
+            check_fields(record.prompt)
         self.ledger.append(record)
         self._pending.append(record)
         self._wake.set()
@@ -128,7 +135,8 @@ class Journal:
         out = bytearray()
         for record in records:
             body = self._encoder.encode(record)
-            out += HEAD.pack(len(body), zlib.crc32(body)) + body
+            head = HEAD.pack(len(body), zlib.crc32(body))
+            out += head + HEAD_CHECKSUM.pack(zlib.crc32(head)) + body
         return bytes(out)
 
 
@@ -215,17 +223,15 @@ def _records(path: Path, damage: list[str], *, is_newest: bool) -> Iterator[AnyR
         damage.append(f"{path} is no segment of a journal")
         return
     while at < len(data):
-        length, checksum = HEAD.unpack_from(data, at) if at + HEAD.size <= len(data) else (0, 0)
-        body = data[at + HEAD.size : at + HEAD.size + length]
-        if length == 0 or len(body) < length:  # what a crash leaves, in a segment that was the newest then
-            if not is_newest:
+        body = _body(data, at)
+        if isinstance(body, str):
+            if body == "damaged":
+                damage.append(f"{path} is damaged after {at} of {len(data)} bytes: what follows there is left out")
+            elif not is_newest:  # a crash leaves it in a segment that was the newest then
                 damage.append(f"{path} is torn after {at} of {len(data)} bytes")
             return
-        if zlib.crc32(body) != checksum:
-            damage.append(f"{path} is damaged after {at} of {len(data)} bytes: what follows there is left out")
-            return
         record = decoder.decode(body)
-        at += HEAD.size + length
+        at += NUM_HEAD_BYTES + len(body)
         if isinstance(record, Snapshot):
             num_open = record.num_open
             snapshot = [record]
@@ -236,6 +242,24 @@ def _records(path: Path, damage: list[str], *, is_newest: bool) -> Iterator[AnyR
         if snapshot and len(snapshot) > num_open:
             yield from snapshot
             snapshot = []
+
+
+def _body(data: bytes, at: int) -> bytes | Literal["torn", "damaged"]:
+    """The body of the record at ``at``, or what is wrong with it.
+
+    Only a head that proves itself is believed that the body goes beyond the end of the file: a wrong length would hide
+    everything behind it. A crash may leave zeros where a file had grown and nothing was written yet.
+    """
+    head, begins_at = data[at : at + HEAD.size], at + NUM_HEAD_BYTES
+    if begins_at > len(data) or not any(data[at:]):
+        return "torn"
+    if HEAD_CHECKSUM.unpack_from(data, at + HEAD.size) != (zlib.crc32(head),):
+        return "damaged"
+    length, checksum = HEAD.unpack(head)
+    body = data[begins_at : begins_at + length]
+    if len(body) < length:
+        return "torn"
+    return body if zlib.crc32(body) == checksum else "damaged"
 
 
 def _create(target: Path, data: bytes) -> None:

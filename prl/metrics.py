@@ -61,6 +61,12 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """The push waited this long for the evaluation of the version before."""
     evals_incomplete: int = 0
     """Evaluations that ran out of time since the last step."""
+    streams_moved: int = 0
+    """Streams that went on with another engine since the last step, behind their tokens: theirs died or stalled."""
+    engine_restarts: int = 0
+    """Engines that were started in place of lost ones since the last step."""
+    trainer_restarts: int = 0
+    """Times that the trainer was started again since the last step."""
     loop_lag_ms: float
     """Longest delay of the event loop's heartbeat during the step."""
     dropped: dict[str, int]
@@ -79,6 +85,22 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
 def _rounded(value: object) -> object:
     """A number as people read it: six digits are more than a step's noise."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+class Mended(msgspec.Struct, frozen=True, kw_only=True):
+    """What died and was made good."""
+
+    streams_moved: int = 0
+    engine_restarts: int = 0
+    trainer_restarts: int = 0
+
+    def since(self, before: Mended) -> Mended:
+        """What came after ``before``; all of them count from the start."""
+        return Mended(
+            streams_moved=self.streams_moved - before.streams_moved,
+            engine_restarts=self.engine_restarts - before.engine_restarts,
+            trainer_restarts=self.trainer_restarts - before.trainer_restarts,
+        )
 
 
 class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +184,7 @@ def step_report(
     *,
     timing: Timing,
     dropped: dict[str, int],
+    mended: Mended,
 ) -> StepReport:
     """Put one step's numbers together; ``pushed`` is None where the step's weights stay in the trainer for now."""
     rewards = [score.reward for group in groups for score in group.scores]
@@ -196,6 +219,9 @@ def step_report(
         publish_s=pushed.publish_s if pushed else 0.0,
         eval_block_s=timing.eval_block_s,
         evals_incomplete=timing.evals_incomplete,
+        streams_moved=mended.streams_moved,
+        engine_restarts=mended.engine_restarts,
+        trainer_restarts=mended.trainer_restarts,
         loop_lag_ms=timing.loop_lag_ms,
         dropped=dropped,
     )

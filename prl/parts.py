@@ -230,6 +230,7 @@ def make_rollout(
         failure=failure,
         seed=config.seed if sampling.seeded else None,
         record=record,
+        deadlines=engines.deadlines,
     )
 
 

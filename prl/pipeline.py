@@ -5,7 +5,7 @@
             report = await pipeline.step()
 
 Entering starts engines and trainer side by side, pushes the first weights and proves them, evaluates, and starts the
-loops. Leaving without an exception evaluates again, writes a checkpoint and an export; leaving at all ends every
+loops. Leaving without an exception writes a checkpoint and an export and evaluates again; leaving at all ends every
 process and writes ``summary.json``. The same path serves a fresh run and a resumed one.
 """
 
@@ -123,6 +123,12 @@ class Pipeline:
         self._run_is_open = True
         for warning in (*self._source.statistics().warnings, *start.warnings):
             log.warning(warning)
+        if start.num_issued_again:
+            log.warning(
+                "prompts are issued again: what was sampled of them is of a version that does not come back, or would "
+                "be older than pipeline.max_lag allows",
+                num_prompts=start.num_issued_again,
+            )
         self._disk = Disk(self.run_dir, config.run.disk_timeout_s)
         self._journal = Journal(self.run_dir / "journal", self._disk, start.ledger)
         await self._journal.begin_segment()
@@ -167,11 +173,16 @@ class Pipeline:
         return ready
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
-        """Do the steps from ``first`` on again that the journal says were done."""
+        """Do the steps from ``first`` on again that this process has done, on the journal's groups.
+
+        After a resume the journal knows more steps than that: they are still to be done, by ``_restore``.
+        """
+        if self._wired is None:
+            return
         await self._journal.flush()
         ledger, _ = await asyncio.to_thread(journal.read, self.run_dir / "journal", resume_from=first)
         make_batch = parts.batch_maker(self.config)
-        for step in range(first, ledger.step):
+        for step in range(first, self.step_number):
             groups = [group_of(entry, self._tokenizer.decode) for entry in ledger.batches[step]]
             await trainer.train(await make_batch(step, groups))
 
@@ -305,7 +316,10 @@ class Pipeline:
             await self._leave(error)
 
     async def _finish(self) -> None:
-        """With the loops at rest: the last evaluation (of a run that is done), a checkpoint and an export."""
+        """With the loops at rest: a checkpoint, an export, and the last evaluation (of a run that is done).
+
+        Saved first: an evaluation that fails or is cut off must not cost what was trained.
+        """
         evaluator, is_complete = self._entered.evaluator, self._sync.version == self.step_number
         with self._failure.interrupts():
             await self._loops.aclose()
@@ -313,11 +327,6 @@ class Pipeline:
                 self._totals.evals_incomplete += await evaluator.before_push()
         if not is_complete:  # a conventional round that was left midway
             await self._sync.push(self.step_number)
-        if self._done() and self._held_out:
-            self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
-            latest = await evaluator.last(self._sync.version)
-            self._eval_after = None if latest is None else latest.reward_mean
-            self._totals.evals_incomplete += evaluator.take_incomplete()
         self._on_stage("saving")
         for warning in self._source.statistics().warnings:
             log.info("data left out", what=warning)
@@ -325,6 +334,11 @@ class Pipeline:
             log.info("reward", name=name, **msgspec.to_builtins(statistics))
         await self.save()
         await self._fleet.trainer.export(self.run_dir / "export")
+        if self._done() and self._held_out:
+            self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
+            latest = await evaluator.last(self._sync.version)
+            self._eval_after = None if latest is None else latest.reward_mean
+            self._totals.evals_incomplete += evaluator.take_incomplete()
 
     async def _leave(self, error: BaseException | None) -> None:
         """End the loops and every process, whatever happened, and say how the run ended."""
@@ -340,6 +354,10 @@ class Pipeline:
                 self._summarise(error)
 
     def _summarise(self, error: BaseException | None) -> None:
+        if self._wired is not None:
+            mended = self._wired.controller.mended_since_last_report()
+            self._totals.engine_restarts += mended.engine_restarts
+            self._totals.trainer_restarts += mended.trainer_restarts
         status = "failed" if error is not None else "done" if self._done() else "stopped"
         self.summary = self._totals.summary(
             status,

@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Every rollout ends in exactly one outcome: a group, or a drop with its reason. It has a deadline of its own.
+- Every rollout ends in exactly one outcome: a group, or a drop with its reason. It has a deadline of its own, which
+  does not run while the engines stand still for a mend.
 - A member that comes to nothing (aborted, refused, unusable log-probabilities, unscored) leaves the group; it never
   counts as a reward of 0. A group of several goes on while at least two members remain, so that there is a baseline.
 - Only streams that ended with ``stop`` or ``length`` are scored, each as soon as it ends.
@@ -24,6 +25,7 @@ from typing import Protocol
 
 import msgspec
 
+from prl.deadlines import Deadlines
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, EngineStalledError
 from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
@@ -84,9 +86,10 @@ class Rollout:
         failure: FirstFailure,
         seed: int | None = None,
         record: Callable[[Sampled], None] = lambda _: None,
+        deadlines: Deadlines | None = None,
     ) -> None:
-        """``record`` is told of every chunk of a training rollout."""
-        self._record = record
+        """``record`` is told of every chunk of a training rollout; ``deadlines`` are held while no stream can go on."""
+        self._record, self._deadlines = record, deadlines or Deadlines()
         self._streams, self._score, self.decode = streams, score, decode
         self._decoding, self._group_size, self._timeout_s = decoding, group_size, timeout_s
         self._failure, self._seed = failure, seed
@@ -99,7 +102,7 @@ class Rollout:
         """Roll out one prompt; members of which something is known go on from there."""
         members: list[Judged] = []
         try:
-            async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as group:
+            async with self._deadlines.timeout(self._timeout_s), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._guarded_member(prompt, index, so_far.get(index, Member())))
                     for index in range(self._group_size)
@@ -222,7 +225,7 @@ class Rollout:
         """Sample behind what ``member`` has, into it."""
         known = len(member.token_ids)
         if known:
-            decoding = msgspec.structs.replace(decoding, max_tokens=decoding.max_tokens - known)
+            decoding = msgspec.structs.replace(decoding, max_tokens=decoding.max_tokens - known, num_known=known)
         chunks = self._streams.generate(prompt.token_ids + member.token_ids, decoding, group=prompt.id)
         async with aclosing(chunks):
             async for chunk in chunks:

@@ -46,6 +46,10 @@ class Summary(msgspec.Struct, kw_only=True):
     eval_after: float | None = None
     evals_incomplete: int = 0
     """Evaluations that ran out of time."""
+    engine_restarts: int = 0
+    """Engines that were started in place of lost ones."""
+    trainer_restarts: int = 0
+    """Times that the trainer was started again."""
     lag_max: int = 0
     lag_mean: float = 0.0
     ess_mean: float | None = None
@@ -69,6 +73,8 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     versions_max: int
     ess: float | None
     evals_incomplete: int = 0
+    engine_restarts: int = 0
+    trainer_restarts: int = 0
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -82,6 +88,8 @@ class Totals(msgspec.Struct, kw_only=True):
     reward_last: float | None = None
     eval_before: float | None = None
     evals_incomplete: int = 0
+    engine_restarts: int = 0
+    trainer_restarts: int = 0
     lag_max: int = 0
     lag_sum: float = 0.0
     ess_sum: float = 0.0
@@ -99,6 +107,8 @@ class Totals(msgspec.Struct, kw_only=True):
         self.reward_first = report.reward_mean if self.reward_first is None else self.reward_first
         self.reward_last = report.reward_mean
         self.evals_incomplete += report.evals_incomplete
+        self.engine_restarts += report.engine_restarts
+        self.trainer_restarts += report.trainer_restarts
         self.lag_max = max(self.lag_max, report.lag_max)
         self.lag_sum += report.lag_mean
         if report.ess is not None and math.isfinite(report.ess):
@@ -121,6 +131,8 @@ class Totals(msgspec.Struct, kw_only=True):
             eval_before=self.eval_before,
             eval_after=eval_after,
             evals_incomplete=self.evals_incomplete,
+            engine_restarts=self.engine_restarts,
+            trainer_restarts=self.trainer_restarts,
             lag_max=self.lag_max,
             lag_mean=self.lag_sum / max(1, self.steps),
             ess_mean=self.ess_sum / self.ess_steps if self.ess_steps else None,

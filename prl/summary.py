@@ -55,6 +55,10 @@ def _steps(number: int) -> str:
     return "1 step" if number == 1 else f"{number} steps"
 
 
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
 def _grid(rows: Iterator[tuple[str, Text]]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
@@ -72,6 +76,9 @@ def _numbers(summary: Summary, latest: Evaluation | None) -> Iterator[tuple[str,
             yield f"pass@{k}", Text.assemble((f"{100 * found.mean:.1f}%", "bold"), f" after, 95% interval {interval}")
     if summary.evals_incomplete:
         yield "evaluations", Text(f"{summary.evals_incomplete} ran out of time: see evaluations.jsonl", "yellow")
+    if summary.engine_restarts or summary.trainer_restarts:
+        engines, trainer = _times(summary.engine_restarts), _times(summary.trainer_restarts)
+        yield "restarts", Text(f"engines {engines}, trainer {trainer}: see events.jsonl", "yellow")
     if summary.reward_first is not None and summary.reward_last is not None:
         yield "reward", Text(f"{summary.reward_first:.3f} at the first step, {summary.reward_last:.3f} at the last")
     if summary.steps:

@@ -184,6 +184,7 @@ class WeightSync:
         scores = await together(
             pending,
             "verification",
+            patient={"trainer"},
             trainer=lambda: self._trainer.score(self._probe),
             engines=lambda: self._engines.score(self._probe),
         )

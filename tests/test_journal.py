@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from prl import disk as disk_module
 from prl import journal, virtual_time
 from prl.disk import Disk
-from prl.errors import DiskError, JournalError
+from prl.errors import DataError, DiskError, JournalError
 from prl.failure import FirstFailure, running
 from prl.journal import Journal, read, segment_file, segments
 from prl.ledger import Admitted, Ledger, Left, Sampled, Trained
@@ -67,7 +68,7 @@ def _length_of_snapshot(segment: bytes) -> int:
     """Bytes of the snapshot and of the one prompt that is open in it."""
     length, at = 0, len(journal.MAGIC)
     for _ in range(2):
-        length += journal.HEAD.size + journal.HEAD.unpack_from(segment, at + length)[0]
+        length += journal.NUM_HEAD_BYTES + journal.HEAD.unpack_from(segment, at + length)[0]
     return length
 
 
@@ -105,6 +106,40 @@ def test_damage_is_said_and_what_follows_is_not_trusted(tmp_path: Path, share: f
         assert ledger.accounts().lost == []
         assert ledger.accounts().trained == trained
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("place", ["length", "checksum of the body", "checksum of the head"])
+def test_a_damaged_head_is_no_torn_tail(tmp_path: Path, place: str) -> None:
+    """A wrong length in the newest segment would reach beyond its end and hide all behind it: it is said."""
+    write_two_segments(tmp_path)
+    path = segment_file(tmp_path, 1)
+    broken = bytearray(path.read_bytes())
+    at = len(journal.MAGIC) + _length_of_snapshot(bytes(broken))
+    broken[at + {"length": 0, "checksum of the body": 4, "checksum of the head": journal.HEAD.size}[place]] ^= 0x40
+    path.write_bytes(bytes(broken))
+    assert read(tmp_path).damage == [
+        f"{path} is damaged after {at} of {len(broken)} bytes: what follows there is left out"
+    ]
+
+
+def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
+    """A crash may leave a file that had grown already, and nothing in its new part."""
+    states = write_two_segments(tmp_path)
+    path = segment_file(tmp_path, 1)
+    path.write_bytes(path.read_bytes() + bytes(100))
+    ledger, damage = read(tmp_path)
+    assert (state_of(ledger), damage) == (states[-1], [])
+
+
+def test_a_prompt_that_would_not_come_back_is_refused(tmp_path: Path) -> None:
+    """A field that msgpack changes is an error with prompt id and field when it comes, not a change at the resume."""
+    made = Journal(tmp_path, Disk(tmp_path, 5), Ledger())
+    prompt = make_prompt(3)
+    with pytest.raises(DataError, match=r"prompt 3: the field 'when' is a date; a resumed run could not restore it"):
+        made.append(Admitted(prompt=msgspec.structs.replace(prompt, fields={"answer": "4", "when": date(2026, 1, 1)})))
+    assert (made.ledger.cursor, made.ledger.open) == (0, {})
+    made.append(Admitted(prompt=prompt))
+    assert made.ledger.cursor == 4
 
 
 def test_steps_that_cannot_be_done_again_are_named(tmp_path: Path) -> None:

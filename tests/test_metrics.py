@@ -12,7 +12,7 @@ import pytest
 
 from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
-from prl.metrics import LagSummary, Meter, StepReport, Timing, lag_of, step_report
+from prl.metrics import LagSummary, Mended, Meter, StepReport, Timing, lag_of, step_report
 from prl.sync import PushReport
 from prl.trainer.base import TrainReport
 from prl.types import Batch, Completion, Sample
@@ -64,6 +64,7 @@ def report(**changes: Any) -> StepReport:
         arguments["pushed"],
         timing=arguments["timing"],
         dropped=arguments["dropped"],
+        mended=Mended(streams_moved=3, engine_restarts=2, trainer_restarts=1),
     )
 
 
@@ -158,6 +159,9 @@ def test_a_report_by_hand() -> None:
         "publish_s": 0.25,
         "eval_block_s": 0.125,
         "evals_incomplete": 1,
+        "streams_moved": 3,
+        "engine_restarts": 2,
+        "trainer_restarts": 1,
         "loop_lag_ms": 4.0,
         "dropped": {"timeout": 8},
     }
@@ -180,7 +184,8 @@ def test_the_keys_of_a_line() -> None:
             "lr",
         ),
         *("length_mean", "gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "wait_batch_s", "pause_s"),
-        *("publish_s", "eval_block_s", "evals_incomplete", "loop_lag_ms"),
+        *("publish_s", "eval_block_s", "evals_incomplete"),
+        *("streams_moved", "engine_restarts", "trainer_restarts", "loop_lag_ms"),
     ]
     line = report(dropped={"timeout": 8, "engine_error": 1}).line()
     assert list(line) == [*documented, "dropped_timeout", "dropped_engine_error"]

@@ -90,7 +90,7 @@ async def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     keys = (
         "step version time_s reward_mean reward_std samples tokens_generated tokens_trained lag_max lag_mean ess"
         " kl_behaviour clip_frac entropy loss grad_norm lr length_mean gen_tok_s train_tok_s trainer_busy engine_busy"
-        " wait_batch_s pause_s publish_s loop_lag_ms"
+        " wait_batch_s pause_s publish_s streams_moved engine_restarts trainer_restarts loop_lag_ms"
     )
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert all(set(keys.split()) <= set(line) for line in metrics)
@@ -338,6 +338,25 @@ async def test_a_bug_beside_training_is_raised_from_the_next_step(tmp_path: Path
         await meet_the_bug()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["status"], summary["steps"]) == ("failed", 2)
+
+
+@in_virtual_time
+async def test_a_last_evaluation_that_fails_costs_only_itself(tmp_path: Path) -> None:
+    """A bug that only the last evaluation meets is raised as it was, from a run that is saved and exported."""
+    MOODS.mood = "quick"
+    run = tmp_path / "run"
+    config = simulated(rewards=[RewardConfig(name="test-moods")], eval=EvalConfig(num_samples=8, max_tokens=1))
+
+    async def whole() -> None:
+        async with prl.Pipeline(config, run_dir=run) as pipeline:
+            await take_steps(pipeline, 4)
+            MOODS.mood = "buggy"
+
+    with pytest.raises(TypeError):
+        await whole()
+    assert json.loads((run / "summary.json").read_text())["status"] == "failed"
+    assert (run / "checkpoints" / "step-000004").is_dir()
+    assert (run / "export").is_dir()
 
 
 @in_virtual_time

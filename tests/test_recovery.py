@@ -164,7 +164,10 @@ def test_a_smaller_bound_issues_old_tokens_again(tmp_path: Path) -> None:
         async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
             return await take_steps(pipeline, NUM_STEPS - 4)
 
+    expected = find_start(run, config).num_issued_again
     assert [report.lag_max for report in virtual_time.run(resumed())] == [0] * (NUM_STEPS - 4)
+    told = [line["num_prompts"] for line in lines(run / "events.jsonl") if "issued again" in line["event"]]
+    assert told == [expected]
     assert accounts_of(run).lost == []
 
 

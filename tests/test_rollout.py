@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from prl.config import EngineConfig
@@ -181,6 +182,20 @@ async def test_streams_are_seeded_by_what_they_sample() -> None:
     assert await seeds(0, 5) == first
     assert not set(first) & {*await seeds(1, 5), *await seeds(0, 6)}
     assert set(await seeds(0, None)) == {None}
+
+
+@in_virtual_time
+async def test_a_stream_that_goes_on_draws_with_other_numbers() -> None:
+    """An engine whose numbers begin anew with a request must not draw token n + 1 with what drew the first."""
+    streams = Streams((chunk(7, 8), EngineDeadError("engine-0 is dead")), (chunk(9, finish="stop"),))
+    await make_rollout(streams, group_size=1, seed=5)(make_prompt())
+    first, second = (decoding for _, decoding, _ in streams.asked)
+    assert first.seed == second.seed == first.request_seed()
+    assert second.request_seed() != first.request_seed()
+    assert second.request_seed() == msgspec.structs.replace(second).request_seed()
+    later = msgspec.structs.replace(second, num_known=3)
+    assert later.request_seed() not in {first.request_seed(), second.request_seed()}
+    assert msgspec.structs.replace(second, seed=None).request_seed() is None
 
 
 # ---- members that come to nothing ------------------------------------------------------------------------------------
@@ -416,9 +431,9 @@ async def test_a_stream_goes_on_with_another_engine(error: EngineError) -> None:
         token_ids=[7, 8, 9], logprobs=[-0.25, -0.5, -0.5], versions=[3, 3, 4], text="7 8 9", finish="stop"
     )
     prompt = make_prompt(5).token_ids
-    assert [(tokens, decoding.max_tokens) for tokens, decoding, _ in streams.asked] == [
-        (prompt, DECODING.max_tokens),
-        ([*prompt, 7, 8], DECODING.max_tokens - 2),
+    assert [(tokens, decoding.max_tokens, decoding.num_known) for tokens, decoding, _ in streams.asked] == [
+        (prompt, DECODING.max_tokens, 0),
+        ([*prompt, 7, 8], DECODING.max_tokens - 2, 2),
     ]
     assert [(record.attempt, record.chunk.token_ids) for record in records] == [(0, [7]), (0, [8]), (0, [9])]
     assert rollout.num_moved == 1

@@ -190,6 +190,8 @@ def test_the_keys_of_a_summary() -> None:
             "eval_before",
             "eval_after",
             "evals_incomplete",
+            "engine_restarts",
+            "trainer_restarts",
             "lag_max",
             "lag_mean",
             "ess_mean",
@@ -206,10 +208,13 @@ def test_totals_by_hand() -> None:
     """Sums, means over steps, maxima, and the first and last reward."""
     totals = Totals(eval_before=0.25)
     numbers = {"samples": 8, "tokens_generated": 100, "tokens_trained": 80, "time_s": 2.0}
-    totals.add(report(1, **numbers, reward_mean=0.5, lag_max=1, lag_mean=0.5, ess=1.0, versions_max=2))
+    totals.add(
+        report(1, **numbers, reward_mean=0.5, lag_max=1, lag_mean=0.5, ess=1.0, versions_max=2, engine_restarts=3)
+    )
     second = {"reward_mean": 0.75, "evals_incomplete": 1, "lag_max": 3, "lag_mean": 1.5, "ess": 0.5}
     totals.add(report(2, **numbers, **second, versions_max=4))
-    third = {"reward_mean": 0.6, "evals_incomplete": 2, "lag_max": 2, "lag_mean": 1.0, "ess": 0.6}
+    third = {"engine_restarts": 2, "trainer_restarts": 1}
+    third |= {"reward_mean": 0.6, "evals_incomplete": 2, "lag_max": 2, "lag_mean": 1.0, "ess": 0.6}
     totals.add(report(3, **numbers, **third, versions_max=1))
     assert msgspec.structs.asdict(totals.summary("done", num_engines=2, eval_after=0.9, error=None)) == {
         "status": "done",
@@ -223,6 +228,8 @@ def test_totals_by_hand() -> None:
         "eval_before": 0.25,
         "eval_after": 0.9,
         "evals_incomplete": 3,
+        "engine_restarts": 5,
+        "trainer_restarts": 1,
         "lag_max": 3,
         "lag_mean": 1.0,
         "ess_mean": pytest.approx(0.7),

@@ -99,9 +99,10 @@ def test_pass_at_k_and_lost_evaluations_are_shown_where_there_are_any(tmp_path: 
     latest = msgspec.structs.replace(
         evaluation(*twice, AGAIN), pass_at={4: Estimate(mean=0.96, low=0.9, high=0.9812)}, num_answers=1024
     )
-    text = printed(summary(evals_incomplete=2), tmp_path, latest=latest)
+    text = printed(summary(evals_incomplete=2, engine_restarts=1, trainer_restarts=3), tmp_path, latest=latest)
     assert "pass@4       96.0% after, 95% interval 90.0% to 98.1%\n" in text
     assert "evaluations  2 ran out of time: see evaluations.jsonl\n" in text
+    assert "restarts     engines once, trainer 3 times: see events.jsonl\n" in text
     assert (text.count("150"), text.count("250"), text.count("12 + 30")) == (1, 0, 1)
 
 

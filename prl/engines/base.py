@@ -14,6 +14,7 @@ Invariants that every implementation keeps, and that ``tests/engines/test_contra
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
@@ -33,6 +34,17 @@ class Decoding(msgspec.Struct, frozen=True, kw_only=True):
     """Union of the tokenizer's and the generation config's end tokens. The sampled one is kept."""
     seed: int | None = None
     """Seeds this stream where the engine supports it."""
+    num_known: int = 0
+    """Tokens at the end of the prompt that an earlier stream of the same seed sampled."""
+
+    def request_seed(self) -> int | None:
+        """``seed`` for an engine whose random numbers begin anew with every request, not by the token's position.
+
+        Behind known tokens it is another one: with the same, what drew the first tokens would draw these again.
+        """
+        if self.seed is None or not self.num_known:
+            return self.seed
+        return zlib.crc32(f"{self.seed},{self.num_known}".encode())
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):

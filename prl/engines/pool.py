@@ -6,7 +6,9 @@ Invariants:
   or its consumer closed it. Whichever it is, the engine's stream is closed and uncounted before the pool's ends.
 - A stream is admitted only while the pool is not paused. Pausing shuts this gate before it asks the engines, and only a
   resume of every engine opens it again, so no stream is ever admitted to engines that serve different versions.
-- The wait for a token has a deadline, which does not run while the pool is paused.
+- The wait for a token has a deadline, which does not run while the pool is paused. Those of a stream for the pool and
+  of a whole rollout (``deadlines``) run then too, since a pause is short; but not from an update that failed
+  (``weed``) until the engines go on: a trainer that is started again takes minutes, and no prompt is at fault.
 - Pause, load, resume, connect and score are done by all engines or fail: the error names each engine that failed, and
   the others are hardly waited for. After a load that failed nothing resumes until one has succeeded.
 - An engine that died is out at once, and the others go on; how it comes back is told in ``seats.py``.
@@ -21,10 +23,11 @@ from typing import TypeVar
 import msgspec
 
 from prl.config import EngineConfig
+from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
-from prl.engines.seats import Seat, Seats
+from prl.engines.seats import ANSWER_MARGIN_S, Seat, Seats
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
@@ -36,7 +39,7 @@ log = get_logger(__name__)
 
 
 class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of all engines; counters grow from the pool's start."""
+    """A snapshot of all engines; counters grow from the pool's start, over the deaths of engines too."""
 
     versions: dict[str, int]
     running: dict[str, int]
@@ -58,7 +61,8 @@ class EnginePool:
     Args:
         engines: at least one, in the order of their weight-transfer ranks.
         config: placement and deadlines.
-        gate_timeout_s: longest wait of a new stream for a paused pool to resume; give it ``weights.timeout_s``.
+        gate_timeout_s: longest wait of a new stream for a paused pool to resume; give it ``weights.timeout_s``. It
+            begins anew with every update that is tried again, and does not run out while no engine is there.
         remake: makes another engine for a seat, not opened; None: the first death ends the run.
     """
 
@@ -70,6 +74,8 @@ class EnginePool:
         gate_timeout_s: float,
         remake: Callable[[int], Engine] | None = None,
     ) -> None:
+        self.deadlines = Deadlines()
+        """Of all that wait for streams to go on."""
         self.seats = Seats(engines, config, remake)
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
@@ -78,6 +84,8 @@ class EnginePool:
         self._token_deadlines = TokenDeadlines(config.token_timeout_s)
         self._num_waiting = 0
         self._gate = asyncio.Event()
+        self._to_join: list[Seat] = []
+        self._progress_at = 0.0
         self._failed_load: str | None = None
         self._opened_at = 0.0
 
@@ -98,17 +106,23 @@ class EnginePool:
 
     def weight_group(self, *, transport: str, address: str, port: int, timeout_s: float) -> WeightGroup:
         """A group in which the trainer is rank 0 and the workers of the engines that are there come after it."""
-        world_size = 1 + sum(seat.engine.num_workers for seat in self.seats.there())
+        self._to_join = self.seats.there()
+        world_size = 1 + sum(seat.engine.num_workers for seat in self._to_join)
         return WeightGroup(transport=transport, address=address, port=port, world_size=world_size, timeout_s=timeout_s)
 
     async def connect(self, group: WeightGroup) -> None:
-        """Join ``group`` with every engine that is there. It meets the trainer there: connect both side by side."""
-        offsets, rank, there = dict[str, int](), 1, self.seats.there()
-        for seat in there:
+        """Join ``group`` with the engines that ``weight_group`` counted. They meet the trainer there, side by side.
+
+        One that died since fails it: without it the group would never be complete.
+        """
+        offsets, rank, seats = dict[str, int](), 1, self._to_join
+        for seat in seats:
             offsets[seat.engine.name] = rank
             rank += seat.engine.num_workers
-        await self._all("connect", lambda engine: engine.connect(group, offsets[engine.name]), there)
-        self.seats.have_joined(there)
+        self._note_progress()
+        self.seats.answer_timeout_s = group.timeout_s + ANSWER_MARGIN_S
+        await self._all("connect", lambda engine: engine.connect(group, offsets[engine.name]), seats)
+        self.seats.have_joined(seats)
 
     async def generate(
         self, token_ids: list[int], decoding: Decoding, *, group: int
@@ -147,6 +161,7 @@ class EnginePool:
         """Admit no stream any more and stop every engine between two of its decode steps."""
         self._gate.clear()
         self._token_deadlines.stop()
+        self._note_progress()
         await self._all("pause", lambda engine: engine.pause())
 
     async def load(self, update: WeightUpdate) -> None:
@@ -163,6 +178,7 @@ class EnginePool:
             raise EngineError(f"the engines cannot resume: {self._failed_load}")
         await self._all("resume", lambda engine: engine.resume())
         self._token_deadlines.start()
+        self.deadlines.go_on()
         self._gate.set()
 
     async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
@@ -171,15 +187,14 @@ class EnginePool:
 
     def statistics(self) -> PoolStatistics:
         """What the engines hold and did so far."""
-        snapshots = {seat.engine.name: seat.engine.statistics() for seat in self.seats.all}
+        snapshots = {seat.engine.name: seat.statistics() for seat in self.seats.all}
         busy_s = sum(s.busy_s for s in snapshots.values()) / len(snapshots)
         open_s = asyncio.get_running_loop().time() - self._opened_at
         return PoolStatistics(
             versions={name: s.version for name, s in snapshots.items()},
             running=dict(zip(snapshots, self._placement.running, strict=True)),
             waiting=self._num_waiting,
-            tokens_generated=sum(s.tokens_generated for s in snapshots.values())
-            + sum(seat.num_tokens_before for seat in self.seats.all),
+            tokens_generated=sum(s.tokens_generated for s in snapshots.values()),
             busy_s=busy_s,
             busy_fraction=busy_s / open_s if open_s > 0 else 0.0,
             paused=not self._gate.is_set(),
@@ -207,7 +222,29 @@ class EnginePool:
         """After an update that failed: give up the engines that are dead or do not answer; whether there were any."""
         self._gate.clear()
         self._token_deadlines.stop()
-        return await self.seats.weed()
+        self.deadlines.hold()
+        self._note_progress()
+        weeded = await self.seats.weed()
+        self._note_progress()
+        return weeded
+
+    def _note_progress(self) -> None:
+        """Who waits for the engines to resume has reason to wait on."""
+        self._progress_at = asyncio.get_running_loop().time()
+
+    async def go_on_without(self, version: int) -> None:
+        """After an update to ``version`` that failed: go on with the version before it, where that is what is served.
+
+        Not where a load was begun, which leaves engines that may serve anything; nor where one serves ``version``,
+        which was not proven. There the streams wait, and their deadlines with them.
+        """
+        serving = [self.seats.all[index].engine for index in self.seats.serving()]
+        if self._failed_load is not None or any(engine.statistics().version == version for engine in serving):
+            return
+        try:
+            await self.resume()
+        except PrlError as error:
+            log.warning("the engines stand still until the update was done", why=str(error))
 
     async def _place(self, group: int) -> Seat:
         """Count a stream on an engine, as soon as one serves."""
@@ -255,14 +292,22 @@ class EnginePool:
             return
         self._num_waiting += 1
         try:
-            async with asyncio.timeout(self._gate_timeout_s):
-                while not self._gate.is_set():
-                    await self._gate.wait()
-        except TimeoutError:
-            limit = f"{self._gate_timeout_s:g} s (weights.timeout_s)"
-            raise EngineError(f"a stream waited {limit} for the engines to resume") from None
+            while not self._gate.is_set():
+                await self._wait_at_gate()
         finally:
             self._num_waiting -= 1
+
+    async def _wait_at_gate(self) -> None:
+        """Until it opens, or for ``gate_timeout_s`` if that was long enough to give up."""
+        since = asyncio.get_running_loop().time()
+        try:
+            async with self.deadlines.timeout(self._gate_timeout_s):
+                await self._gate.wait()
+        except TimeoutError:
+            if self._progress_at > since or (self.seats.remake is not None and not self.seats.there()):
+                return
+            limit = f"{self._gate_timeout_s:g} s (weights.timeout_s)"
+            raise EngineError(f"a stream waited {limit} for the engines to resume") from None
 
 
 def _as_one(call: str, failures: dict[str, Exception], num_engines: int) -> Exception:

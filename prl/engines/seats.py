@@ -4,6 +4,10 @@ Invariants:
 
 - An engine that died, or was given up, is *lost* at once. Another is started in its seat, after a pause that doubles
   with every attempt; it is *ready* when it is open, *joined* in a weight group, and *serving* once it has loaded.
+- Attempts are counted until an engine has served for ``STEADY_S``: one that opens and dies in every update is an
+  attempt like one that does not open. After ``engine.max_restarts`` of them the seat stays empty.
+- What a seat has generated, and how long it was busy, never falls: a lost engine's counts pass to the seat in the same
+  breath as the engine leaves it.
 - Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
 - Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
   first death does.
@@ -17,8 +21,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal
 
+import msgspec
+
 from prl.config import EngineConfig
-from prl.engines.base import Engine
+from prl.engines.base import Engine, EngineStatistics
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
@@ -27,10 +33,13 @@ START_MARGIN_S = 10.0
 """An engine that keeps its own start deadline says more about why, so it is given the time to."""
 CLOSE_TIMEOUT_S = 20.0
 """Longest wait for one engine to close."""
-ANSWER_TIMEOUT_S = 5.0
-"""After a failed update, how long an engine may take to answer before it is given up."""
+ANSWER_MARGIN_S = 5.0
+"""After a failed update an engine may be stuck in the weight group until the group's timeout, though it is healthy; it
+is given up when it has not answered for so much longer."""
 FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 1.0, 60.0
 """Pauses before the starts of an engine that died: each twice as long as the one before."""
+STEADY_S = 600.0
+"""An engine that served for so long before it died was no failed attempt."""
 
 log = get_logger(__name__)
 
@@ -44,13 +53,33 @@ class Seat:
         self.given_up = asyncio.Event()
         self.why = ""
         """Why the engine that was lost last was."""
-        self.num_tokens_before = 0
-        """Tokens that the engines that sat here before have generated."""
+        self.num_attempts = 0
+        """Engines that were started here since one last served for ``STEADY_S``."""
+        self.stays_empty = False
+        """Whether nobody is started here any more."""
+        self.serves_since = 0.0
+        self._num_tokens_before, self._busy_s_before = 0, 0.0
 
     @property
     def serves(self) -> bool:
         """Whether streams may be placed here."""
         return self.state == "serving" and not self.engine.statistics().dead
+
+    def statistics(self) -> EngineStatistics:
+        """Those of the engine that sits here; tokens and busy seconds of all that ever did."""
+        now = self.engine.statistics()
+        return msgspec.structs.replace(
+            now,
+            tokens_generated=self._num_tokens_before + now.tokens_generated,
+            busy_s=self._busy_s_before + now.busy_s,
+        )
+
+    def replace(self, engine: Engine) -> None:
+        """Another engine sits here from now on."""
+        total = self.statistics()
+        self._num_tokens_before, self._busy_s_before = total.tokens_generated, total.busy_s
+        self.engine = engine
+        self.given_up.clear()
 
 
 class Seats:
@@ -68,8 +97,13 @@ class Seats:
         self.apart = True
         """Whether the weight group is not that of the engines that are there."""
         self.num_restarts = 0
+        """Engines that were started in place of one that was lost."""
+        self.answer_timeout_s = ANSWER_MARGIN_S
+        """After a failed update, how long an engine may take to answer before it is given up."""
+        self.changed = asyncio.Event()
+        """Set, and replaced, when an engine is lost, is ready, or has loaded."""
+        self._num_lost = self._num_lost_told = 0
         self._config = config
-        self._changed = asyncio.Event()
 
     def there(self) -> list[Seat]:
         """The engines that are alive, in the weight group or not."""
@@ -96,34 +130,42 @@ class Seats:
         """These engines serve ``version``."""
         for seat in seats:
             if seat.state == "joined":
-                seat.state = "serving"
+                seat.state, seat.serves_since = "serving", _now()
                 log.warning("an engine serves again", engine=seat.engine.name, version=version)
+        self._num_lost_told = self._num_lost
         self._tell()
 
     def give_up(self, seat: Seat, why: str) -> None:
         """This engine is no use any more."""
         if seat.state != "lost":
+            if seat.state == "serving" and _now() - seat.serves_since >= STEADY_S:
+                seat.num_attempts = 0
             seat.state, seat.why, self.apart = "lost", why, True
+            self._num_lost += 1
             seat.given_up.set()
             self._tell()
 
     async def weed(self) -> bool:
-        """Give up the members that are dead or do not answer a pause; whether there were any."""
-        members = self.members()
+        """Give up the engines that are dead or do not answer a pause; whether any was lost since the last load.
+
+        Each is a reason once to try the update again, whoever noticed first that it was lost.
+        """
+        asked, limit_s = [seat for seat in self.all if seat.state != "lost"], self.answer_timeout_s
 
         async def check(seat: Seat) -> None:
             try:
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                async with asyncio.timeout(limit_s):
                     await seat.engine.pause()
             except TimeoutError:
-                self.give_up(seat, f"{seat.engine.name} did not answer for {ANSWER_TIMEOUT_S:g} s in a weight update")
+                self.give_up(seat, f"{seat.engine.name} did not answer for {limit_s:g} s after a weight update failed")
             except EngineError as error:
                 self.give_up(seat, str(error))
 
         async with asyncio.TaskGroup() as group:
-            for seat in members:
+            for seat in asked:
                 group.create_task(check(seat))
-        return self.remake is not None and any(seat.state == "lost" for seat in members)
+        were_lost, self._num_lost_told = self._num_lost > self._num_lost_told, self._num_lost
+        return self.remake is not None and were_lost
 
     async def failed(self) -> str:
         """Start again what dies; return why that is not enough any more, with the last log lines of what was lost."""
@@ -144,8 +186,8 @@ class Seats:
     # ---- waiting for them --------------------------------------------------------------------------------------------
 
     async def newcomer(self) -> None:
-        """Wait until an engine is there that is in no weight group."""
-        await self._until(lambda: any(seat.state == "ready" for seat in self.all))
+        """Wait until an engine is there, alive, that is in no weight group."""
+        await self._until(lambda: any(seat.state == "ready" for seat in self.there()))
 
     async def one_is_there(self) -> None:
         """Wait until an engine is alive. Raises EngineDeadError after ``engine.recovery_timeout_s``."""
@@ -182,28 +224,44 @@ class Seats:
             self.give_up(seat, await _end_of(seat))
             if self.remake is None:
                 return
-            log.warning("an engine is lost: it is started again", engine=seat.engine.name, why=seat.why)
-            await self._start_again(seat, self.remake)
+            if not await self._start_again(seat, self.remake, seat.why):
+                return
             self.num_restarts += 1
             seat.state, self.apart = "ready", True
             self._tell()
 
-    async def _start_again(self, seat: Seat, remake: Callable[[int], Engine]) -> None:
-        """Until one is open."""
-        pause_s = FIRST_BACK_OFF_S
+    async def _start_again(self, seat: Seat, remake: Callable[[int], Engine], why: str) -> bool:
+        """Until one is open; False where that was tried too often."""
         while True:
-            seat.num_tokens_before += seat.engine.statistics().tokens_generated
+            name, attempt = seat.engine.name, seat.num_attempts + 1
+            if attempt > self._config.max_restarts:
+                self._leave_empty(seat, why)
+                await _close(seat.engine)
+                return False
+            pause_s = min(FIRST_BACK_OFF_S * 2**seat.num_attempts, LAST_BACK_OFF_S)
+            log.warning("an engine is lost: it is started again", engine=name, attempt=attempt, in_s=pause_s, why=why)
             await _close(seat.engine)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_BACK_OFF_S)
-            seat.engine = remake(seat.index)
-            seat.given_up.clear()
+            seat.num_attempts = attempt
+            seat.replace(remake(seat.index))
             try:
                 await self.open(seat.engine)
             except PrlError as error:
-                log.warning("an engine did not start", engine=seat.engine.name, why=str(error), again_in_s=pause_s)
+                why = str(error)
                 continue
-            return
+            return True
+
+    def _leave_empty(self, seat: Seat, why: str) -> None:
+        """Nobody is started here any more; the others go on while they are enough."""
+        seat.stays_empty = True
+        log.warning(
+            "an engine is not started again: none of its last restarts served for long (engine.max_restarts)",
+            steady_s=STEADY_S,
+            engine=seat.engine.name,
+            max_restarts=self._config.max_restarts,
+            why=why,
+        )
+        self._tell()
 
     async def _too_few(self) -> str:
         """Wait until fewer than ``engine.min_engines`` have served for ``engine.recovery_timeout_s``; why."""
@@ -215,21 +273,27 @@ class Seats:
             await self._until(lambda: sum(seat.state != "lost" for seat in self.all) < enough)
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
-                    await self._until(lambda: len(self.serving()) >= enough)
-                continue
+                    await self._until(lambda: len(self.serving()) >= enough or self._num_left() < enough)
+                if self._num_left() >= enough:
+                    continue
+                tried = f"engine.max_restarts = {self._config.max_restarts}"
+                return f"fewer than {enough} engines (engine.min_engines) are left after {tried}: {self._losses()}"
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"
             return f"fewer than {enough} engines (engine.min_engines) served for {limit}: {self._losses()}"
+
+    def _num_left(self) -> int:
+        return sum(not seat.stays_empty for seat in self.all)
 
     def _losses(self) -> str:
         return "; ".join(f"{seat.engine.name} is dead: {seat.why}" for seat in self.all if seat.why)
 
     def _tell(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
-            await self._changed.wait()
+            await self.changed.wait()
 
     async def _in_time(self, condition: Callable[[], bool], what: str) -> None:
         limit_s = self._config.recovery_timeout_s
@@ -239,6 +303,10 @@ class Seats:
         except TimeoutError:
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"
             raise EngineDeadError(f"waited {limit} for {what}: {self._losses()}") from None
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _close(engine: Engine) -> None:

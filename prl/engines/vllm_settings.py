@@ -62,7 +62,7 @@ def stream_params(decoding: Decoding) -> Any:
         max_tokens=decoding.max_tokens,
         stop_token_ids=decoding.stop_token_ids,
         ignore_eos=True,  # the end tokens are all in stop_token_ids; what is not there shall not stop
-        seed=decoding.seed,
+        seed=decoding.request_seed(),
         logprobs=0,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,

@@ -6,7 +6,11 @@ Invariants:
 - A trainer that was started again has done exactly the steps that the one before had done, on the same batches, before
   it is asked for anything; it is in no weight group then (``apart``) until it is connected again.
 - It is started again at most ``max_restarts`` times in a run, one start at a time, whoever noticed the death first: a
-  command, or the watch. The death that is one too many is the error that everybody sees.
+  command, or the watch. A start that fails is followed by the next. The death that is one too many is the error that
+  everybody sees.
+- A start takes minutes, so nothing that has a shorter deadline waits for one: while the trainer is dead, the commands
+  of a weight update fail at once, and only those that nobody cuts short (``train``, ``save``, ``export``, ``mended``,
+  the watch) start another. One that is cut short all the same leaves the dead one in place, for the next of these.
 """
 
 from __future__ import annotations
@@ -16,7 +20,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prl.errors import TrainerDeadError
+from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
+from prl.failure import raise_as_it_was
 from prl.log import get_logger
 from prl.trainer.base import Trainer, TrainerReady, TrainReport
 from prl.types import Batch, WeightGroup, WeightUpdate
@@ -53,6 +58,8 @@ class KeptTrainer:
         self.num_restarts = self._num_told = 0
         self.apart = True
         """Whether it has to be connected (again) before it can publish."""
+        self._dead: TrainerDeadError | None = None
+        """What the present one died of, until another is in its place."""
         self._busy = asyncio.Lock()
         self._done = {"busy_s": 0.0, "steps": 0.0, "skipped": 0.0, "tokens_trained": 0.0}
         """What earlier trainers did, the steps that were done again included."""
@@ -63,9 +70,8 @@ class KeptTrainer:
 
     async def connect(self, group: WeightGroup) -> None:
         """Open the sending side of the weight group. A death here is not mended here: the engines have to join too."""
-        async with self._busy:
-            await self._trainer.connect(group)
-            self.apart = False
+        await self._once(lambda trainer: trainer.connect(group))
+        self.apart = False
 
     async def train(self, batch: Batch) -> TrainReport:
         """One optimiser step on ``batch``."""
@@ -73,12 +79,11 @@ class KeptTrainer:
 
     async def publish(self, update: WeightUpdate) -> None:
         """Send the current weights. A death here is not mended here: the engines have to join again."""
-        async with self._busy:
-            await self._trainer.publish(update)
+        await self._once(lambda trainer: trainer.publish(update))
 
     async def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probability of each token after the first."""
-        return await self._kept(lambda trainer: trainer.score(token_ids))
+        """Log-probability of each token after the first. A death here is not mended here: an update is under way."""
+        return await self._once(lambda trainer: trainer.score(token_ids))
 
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a complete checkpoint."""
@@ -92,26 +97,34 @@ class KeptTrainer:
         """Wait for a death that is not mended, and return why; others are mended here, unless a command was first."""
         while True:
             watched = self._trainer
-            why = await watched.failed()
-            if not await self._mended(watched, why):
-                return why
+            self._note(watched, await watched.failed())
+            try:
+                await self.mended()
+            except TrainerDeadError as death:
+                return str(death)
 
-    async def revive_if_dead(self) -> bool:
-        """After a weight update that failed: whether to do it again, since the trainer died and was started again.
+    async def has_died(self) -> bool:
+        """After a weight update that failed: whether it may be done again because of a death, ``mended`` or not yet.
 
         Each restart is a reason once, so what fails for another reason is not tried for ever.
         """
-        if self.num_restarts == self._num_told:
+        if self._dead is None and self.num_restarts == self._num_told:
             watched = self._trainer
             try:
                 async with asyncio.timeout(NOTICE_S):
-                    why = await watched.failed()
+                    self._note(watched, await watched.failed())
             except TimeoutError:
                 return False
-            if not await self._mended(watched, why):
-                return False
-        self._num_told = self.num_restarts
         return True
+
+    async def mended(self) -> None:
+        """Wait until no restart is under way and none is due. Raises the death that was one too many."""
+        async with self._busy:
+            await self._replace_dead()
+
+    def tell(self) -> None:
+        """What restarts there were until now is no reason any more to do an update again."""
+        self._num_told = self.num_restarts
 
     def statistics(self) -> dict[str, float]:
         """Busy seconds and counters, restarts included."""
@@ -123,37 +136,77 @@ class KeptTrainer:
         """End every process of the present one; the others are gone."""
         await self._trainer.close()
 
+    async def _once(self, call: Callable[[Trainer], Awaitable[T]]) -> T:
+        """Ask the present one, dead or alive."""
+        if self._dead is not None:  # the lock may be a restart's
+            raise_as_it_was(self._dead)
+        async with self._busy:
+            trainer = self._trainer
+            try:
+                return await call(trainer)
+            except (TrainerDeadError, WeightSyncError) as error:
+                death = error if isinstance(error, TrainerDeadError) else error.__cause__
+                if isinstance(death, TrainerDeadError):
+                    self._note(trainer, death)
+                raise
+
     async def _kept(self, call: Callable[[Trainer], Awaitable[T]]) -> T:
+        """Ask until one lives long enough to answer."""
         async with self._busy:
             while True:
+                await self._replace_dead()
                 try:
                     return await call(self._trainer)
-                except TrainerDeadError as error:
-                    if self.num_restarts == self._max_restarts:
-                        raise
-                    why = str(error)
-                await self._start_again(why)
+                except TrainerDeadError as death:
+                    self._dead = death
 
-    async def _mended(self, dead: Trainer, why: str) -> bool:
-        """Start again, unless somebody did; False where that would be once too often."""
-        async with self._busy:
-            if dead is self._trainer:
-                if self.num_restarts == self._max_restarts:
-                    return False
-                await self._start_again(why)
-        return True
+    def _note(self, trainer: Trainer, death: TrainerDeadError | str) -> None:
+        """This one is dead; nobody need know if another is in its place."""
+        if trainer is self._trainer and self._dead is None:
+            self._dead = TrainerDeadError(death) if isinstance(death, str) else death
 
-    async def _start_again(self, why: str) -> None:
-        """Replace the dead trainer by one that has done the same steps."""
-        self.num_restarts += 1
-        log.warning("the trainer is started again", restart=self.num_restarts, of=self._max_restarts, why=why)
-        self.apart = True
-        await self._trainer.close()
-        for name, value in self._trainer.statistics().items():
+    async def _replace_dead(self) -> None:
+        """Put a trainer that has done the same steps in the place of a dead one, if the present one is."""
+        while self._dead is not None:
+            if self.num_restarts == self._max_restarts:
+                raise_as_it_was(self._dead)
+            self.num_restarts += 1
+            restart, why = self.num_restarts, str(self._dead)
+            log.warning("the trainer is started again", restart=restart, of=self._max_restarts, why=why)
+            self.apart = True
+            await self._trainer.close()
+            checkpoint = await asyncio.to_thread(self._newest_checkpoint)
+            try:
+                another = await self._started(checkpoint)
+            except TrainerDeadError as death:
+                self._dead = death
+                continue
+            self._count(self._trainer)
+            self._trainer, self._dead = another, None
+            log.warning("the trainer goes on", restart=restart, checkpoint=str(checkpoint or "none"))
+
+    async def _started(self, checkpoint: Path | None) -> Trainer:
+        """Another trainer, as far as the run is; or nothing is left of it."""
+        trainer = self._make(checkpoint)
+        try:
+            ready = await _opened(trainer)
+            await self._replay(trainer, ready.step)
+        except BaseException:
+            self._count(trainer)
+            await trainer.close()
+            raise
+        return trainer
+
+    def _count(self, trainer: Trainer) -> None:
+        """Keep what one did that is gone."""
+        for name, value in trainer.statistics().items():
             if name in self._done:
                 self._done[name] += value
-        checkpoint = await asyncio.to_thread(self._newest_checkpoint)
-        self._trainer = self._make(checkpoint)
-        ready = await self._trainer.open()
-        await self._replay(self._trainer, ready.step)
-        log.warning("the trainer goes on", restart=self.num_restarts, checkpoint=str(checkpoint or "none"))
+
+
+async def _opened(trainer: Trainer) -> TrainerReady:
+    """Start one where another has run. What keeps it from starting may pass, such as memory that is not free yet."""
+    try:
+        return await trainer.open()
+    except TrainerError as error:
+        raise TrainerDeadError(f"the trainer did not start again: {error}") from error

@@ -5,7 +5,7 @@ Invariants:
 - Every wait has the deadline of its config key, and every way a rank can fail ends as an error that names the rank, the
   command it was in and the last lines of its log, within seconds.
 - One command at a time. A command that was interrupted leaves the ranks in the middle of it, so the only thing left to
-  do is ``close``.
+  do is ``close``: to ``failed`` it is a death.
 - Before ``open`` raises, every process it started is gone. ``close`` is bounded: a healthy trainer leaves by itself,
   any other is killed.
 """
@@ -56,8 +56,8 @@ class FsdpTrainer:
         self._ranks = Ranks(config.trainer.num_ranks, launch.make_token(config))
         self._child: Child | None = None
         self._under_way: str | None = None
-        self._interrupted: str | None = None
-        """The command in whose middle the ranks were left: nothing can be asked of them any more."""
+        self._interrupted = asyncio.Event()
+        """The ranks were left in the middle of the command under way: nothing can be asked of them any more."""
         self._closed = False
         self._skipped_in_a_row = 0
         self._totals = {"busy_s": 0.0, "steps": 0.0, "skipped": 0.0, "tokens_trained": 0.0}
@@ -139,8 +139,13 @@ class FsdpTrainer:
         await self._ask(f"export {folder}", protocol.Done, self._to_all(protocol.Export(folder=_path(folder))))
 
     async def failed(self) -> str:
-        """Wait until a rank is dead or hangs, then return which, why, and its last log lines."""
-        await self._ranks.watch(self._config.trainer.heartbeat_timeout_s)
+        """Wait until a rank is dead or hangs, then return which, why, and its last log lines.
+
+        Ranks that were left in the middle of a command are as good as dead.
+        """
+        await _first(self._ranks.watch(self._config.trainer.heartbeat_timeout_s), self._interrupted.wait())
+        if not self._ranks.any_ended.is_set():
+            return f"the trainer was interrupted {self._under_way}"
         return await self._describe(RankFailure(self._ranks.ends[0], None), self._under_way or "no command")
 
     def statistics(self) -> dict[str, float]:
@@ -211,8 +216,8 @@ class FsdpTrainer:
         key: str = "trainer.step_timeout_s",
     ) -> list[R]:
         """One command to every rank; returns their replies, all of type ``kind``."""
-        if self._interrupted is not None:
-            raise TrainerDeadError(f"cannot {what}: the trainer was interrupted {self._interrupted}")
+        if self._interrupted.is_set():
+            raise TrainerDeadError(f"cannot {what}: the trainer was interrupted {self._under_way}")
         if self._closed or self._under_way is not None:
             raise TrainerError(
                 f"cannot {what}: the trainer is {self._under_way or 'closed'}; it takes one command at a time"
@@ -224,10 +229,10 @@ class FsdpTrainer:
             async with asyncio.timeout(timeout_s):
                 outcome = await self._ranks.ask(commands)
         except asyncio.CancelledError:
-            self._interrupted = self._under_way
+            self._interrupted.set()
             raise
         except TimeoutError:
-            self._interrupted = self._under_way
+            self._interrupted.set()
             raise TrainerDeadError(
                 f"the trainer did not finish {what!r} within {key} = {timeout_s:g} s{self._last_lines()}"
             ) from None

@@ -36,6 +36,8 @@ class TrainerScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Faults of open, connect, train, publish, score, rescore, nudge, save, export and close."""
     die_at_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """When it dies, in seconds after it was opened."""
+    open_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Seconds it takes to start."""
 
 
 class _Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,8 +75,9 @@ class SimulatedTrainer:
         self._busy_s = self._tokens_trained = self._num_skipped = 0.0
 
     async def open(self) -> TrainerReady:
-        """Read the checkpoint, if there is one."""
+        """Take the script's ``open_s`` and read the checkpoint, if there is one."""
         await self._call("open")
+        await asyncio.sleep(self._script.open_s)
         state = self._resume(self._resume_from) if self._resume_from else {}
         if self._script.die_at_s is not None:
             reason = f"the simulated trainer died {self._script.die_at_s:g} s after its start, as scripted"

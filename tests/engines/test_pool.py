@@ -181,6 +181,17 @@ async def test_workers_are_ranked_after_the_trainer() -> None:
     assert [engine.joined for engine in engines] == [(group, 1), (group, 3), (group, 4)]
 
 
+@in_virtual_time
+async def test_an_engine_that_dies_before_it_joins_fails_the_join() -> None:
+    """The group was made for it too: without it the others would wait for a group that is never complete."""
+    pool = await opened(make_pool(Script(), Script()))
+    group = pool.weight_group(transport="simulated", address="pool", port=1, timeout_s=10)
+    pool.engines[1].kill()  # type: ignore[attr-defined]
+    async with asyncio.timeout(2):
+        with pytest.raises(EngineDeadError, match="connect failed on 1 of 2 engines: engine-1: engine-1 was killed"):
+            await pool.connect(group)
+
+
 # ---- streams ---------------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +402,37 @@ async def test_wait_at_the_gate_has_a_deadline() -> None:
 
 
 @in_virtual_time
+async def test_the_deadline_at_the_gate_begins_anew_with_the_update() -> None:
+    """While an update that failed is mended and tried again, a stream waits on."""
+    pool = await opened(make_pool(Script(), gate_timeout_s=30))
+    await pool.pause()
+    async with asyncio.TaskGroup() as tasks:
+        stream = tasks.create_task(sample(pool))
+        for _ in range(3):
+            await asyncio.sleep(25)
+            assert await pool.weed() is False
+            await pool.pause()
+        await asyncio.sleep(10)
+        await pool.resume()
+    assert stream.result()[-1].finish == "length"
+
+
+@in_virtual_time
+async def test_who_is_stuck_in_the_weight_group_is_not_taken_for_dead() -> None:
+    """After a failed update an engine may answer as late as the group's timeout; one that never does is given up."""
+    late = CallFault(call="pause", kind="delay", delay_s=10)
+    engines = [
+        SimulatedEngine(index=i, max_num_seqs=4, script=script(fault), seed=0)
+        for i, fault in enumerate((late, CallFault(call="pause", kind="hang")))
+    ]
+    pool = EnginePool(engines, EngineConfig(), gate_timeout_s=30, remake=lambda index: engines[index])
+    await connected(pool)
+    assert await pool.weed() is True
+    assert [seat.engine.name for seat in pool.seats.there()] == ["engine-0"]
+    assert now() == 15
+
+
+@in_virtual_time
 async def test_open_streams_cross_a_load() -> None:
     """Both engines serve the new version in streams that were open, and no token is lost."""
     pool = make_pool(Script(), Script())
@@ -496,6 +538,44 @@ async def test_busy_fraction_is_the_mean_over_engines() -> None:
     await sample(pool)
     assert pool.statistics().busy_fraction == pytest.approx(0.5)
     assert pool.statistics().busy_s == pytest.approx(now() / 2)
+
+
+@in_virtual_time
+async def test_counts_never_fall_when_engines_die() -> None:
+    """At no moment of a death, a close and a start do the pool's tokens or busy seconds fall, or count twice."""
+    made = [
+        SimulatedEngine(index=0, max_num_seqs=4, script=Script(open_s=2, die_at_s=age), seed=0) for age in (3, 4, 1, 99)
+    ]
+    left = made[1:]
+    pool = await opened(EnginePool(made[:1], EngineConfig(), gate_timeout_s=30, remake=lambda _: left.pop(0)))
+    seen = [pool.statistics()]
+
+    async def ask() -> None:
+        while True:
+            with contextlib.suppress(EngineError):
+                await sample(pool)
+
+    async def serve_newcomers() -> None:
+        while True:
+            await pool.seats.newcomer()
+            pool.seats.have_joined(pool.seats.all)
+            pool.seats.have_loaded(pool.seats.all, 0)
+
+    async def keep() -> None:
+        await pool.failed()
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(work()) for work in (keep, ask, serve_newcomers)]
+        for _ in range(3000):
+            await asyncio.sleep(0.01)
+            seen.append(pool.statistics())
+        for task in running:
+            task.cancel()
+    assert left == []
+    assert [s.tokens_generated for s in seen] == sorted(s.tokens_generated for s in seen)
+    assert [s.busy_s for s in seen] == sorted(s.busy_s for s in seen)
+    assert seen[-1].tokens_generated == sum(engine.statistics().tokens_generated for engine in made)
+    assert seen[-1].busy_s == pytest.approx(sum(engine.statistics().busy_s for engine in made))
 
 
 # ---- whatever goes wrong ---------------------------------------------------------------------------------------------

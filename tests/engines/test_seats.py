@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from random import Random
@@ -14,9 +15,11 @@ import pytest
 import prl
 from prl import journal, parts, virtual_time
 from prl.config import Config, EngineConfig, PipelineConfig, RunConfig
+from prl.engines.seats import Seats
 from prl.engines.simulated import CallFault, Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, WeightSyncError
 from tests.test_pipeline import lines, simulated, take_steps
+from tests.virtual import in_virtual_time
 
 NUM_STEPS = 8
 
@@ -153,7 +156,7 @@ def test_conventional_rounds_outlive_an_engine(tmp_path: Path, scripts: Scripts)
 def test_too_few_engines_for_too_long_end_the_run(tmp_path: Path, scripts: Scripts) -> None:
     """Below ``engine.min_engines`` the run waits as long as it says, then ends with the cause."""
     scripts.by_seat[1] = [Script(die_at_s=2.0), *[Script(calls=(CallFault(call="open", kind="raise"),))] * 50]
-    config = config_of(1, min_engines=2, recovery_timeout_s=300.0)
+    config = config_of(1, min_engines=2, recovery_timeout_s=300.0, max_restarts=50)
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, num_steps=100_000))
 
     async def main() -> None:
@@ -177,3 +180,141 @@ def test_what_fails_every_time_ends_the_run(tmp_path: Path, scripts: Scripts) ->
     scripts.by_seat = {0: [Script(calls=faults)], 1: [Script(calls=faults)]}
     with pytest.raises(WeightSyncError, match="engines"):
         virtual_time.run(whole(tmp_path / "run", config_of(1)))
+
+
+def test_what_was_mended_is_counted(tmp_path: Path, scripts: Scripts) -> None:
+    """Each step's line says what died since the one before, counts never fall, and the summary holds the sums."""
+    scripts.by_seat[0] = [Script(streams=(StreamFault(kind="die", token=2, request=3),))]
+    reports = virtual_time.run(whole(tmp_path / "run", config_of(1)))
+    assert min(report.tokens_generated for report in reports) > 0
+    assert all(0 <= report.engine_busy <= 1 for report in reports)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["engine_restarts"], summary["trainer_restarts"]) == (1, 0)
+    assert sum(report.engine_restarts for report in reports) == 1
+    assert sum(report.streams_moved for report in reports) > 0
+    assert sum(engine.statistics().tokens_generated for engine in scripts.made) >= summary["tokens_generated"]
+
+
+def test_an_engine_that_dies_in_every_update_is_left_out_at_last(tmp_path: Path, scripts: Scripts) -> None:
+    """Opening and dying in the load costs ``engine.max_restarts`` updates, and then the others go on undisturbed."""
+    looping = Script(calls=(CallFault(call="load", kind="die"),))
+    scripts.by_seat[1] = [Script(die_at_s=1.0), *[looping] * 50]
+    config = config_of(1, max_restarts=3)
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, num_steps=1000))
+    empty = "an engine is not started again"
+
+    async def main() -> list[str]:
+        async with prl.Pipeline(config, run_dir=tmp_path / "run") as pipeline:
+            events: list[str] = []
+            while not any(event.startswith(empty) for event in events):
+                await take_steps(pipeline, 1)
+                events = [line["event"] for line in lines(tmp_path / "run" / "events.jsonl")]
+            await take_steps(pipeline, 20)
+        return [line["event"] for line in lines(tmp_path / "run" / "events.jsonl")]
+
+    events = virtual_time.run(main())
+    assert len([engine for engine in scripts.made if engine.name == "engine-1"]) == 1 + 3
+    assert sum(event.startswith(empty) for event in events) == 1
+
+
+class DeadOnArrival(SimulatedEngine):
+    """Dies in the moment it is open, which is noticed five seconds later."""
+
+    async def open(self) -> None:
+        """Open and die."""
+        await super().open()
+        self.kill()
+
+    async def failed(self) -> str:
+        """Late."""
+        why = await super().failed()
+        await asyncio.sleep(5)
+        return why
+
+
+def test_engines_come_back_after_one_that_was_dead_on_arrival(tmp_path: Path, scripts: Scripts) -> None:
+    """Whoever waits for a newcomer does not take a corpse for one, nor wait for a push that nobody is left to ask for.
+
+    The other engine dies meanwhile, so that only those who come back can bring the run on.
+    """
+    scripts.by_seat = {0: [Script(die_at_s=1.0), Script()], 1: [Script(die_at_s=4.0)]}
+    make = scripts._make
+
+    def make_one(index: int) -> SimulatedEngine:
+        engine = make(index)
+        if len(scripts.made) == 3:
+            engine = scripts.made[-1] = DeadOnArrival(index=index, max_num_seqs=8, script=Script(), seed=0)
+        return engine
+
+    scripts._make = make_one  # type: ignore[method-assign]
+    reports = virtual_time.run(whole(tmp_path / "run", config_of(1, recovery_timeout_s=300.0)))
+    assert sum(report.time_s for report in reports) < 60
+    assert len(scripts.made) >= 4
+    assert_exact(tmp_path / "run", 1)
+
+
+# ---- alone, without a pipeline ---------------------------------------------------------------------------------------
+
+
+async def kept(seats: Seats, seconds: float) -> str:
+    """Keep the engines of ``seats`` for so long, each serving at once when it is ready; why it ended, if it did."""
+    why = ""
+
+    async def serve_newcomers() -> None:
+        while True:
+            await seats.newcomer()
+            ready = seats.there()
+            seats.have_joined(ready)
+            seats.have_loaded(ready, 0)
+
+    async with asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(serve_newcomers())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                why = await seats.failed()
+        serving.cancel()
+    return why
+
+
+async def seats_of(first: Script, others: Script, **config: Any) -> tuple[Seats, list[float]]:
+    """Two seats, the second of which is quiet; when an engine was made for the first."""
+    made = list[float]()
+
+    def remake(index: int) -> SimulatedEngine:
+        made.append(asyncio.get_running_loop().time())
+        return SimulatedEngine(index=index, max_num_seqs=1, script=others, seed=0)
+
+    engines = [SimulatedEngine(index=i, max_num_seqs=1, script=s, seed=0) for i, s in enumerate((first, Script()))]
+    seats = Seats(engines, EngineConfig(**config), remake)
+    for engine in engines:
+        await seats.open(engine)
+    return seats, made
+
+
+@in_virtual_time
+async def test_the_pauses_before_restarts_grow_over_short_lives() -> None:
+    """Field notes, crash loop: an engine that comes up and dies within seconds is tried less and less often."""
+    seats, made = await seats_of(Script(die_at_s=10), Script(die_at_s=10), max_restarts=8)
+    assert await kept(seats, 10_000) == ""
+    gaps = [later - earlier - 10 for earlier, later in zip([0, *made], made, strict=False)]
+    assert gaps == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert (seats.serving(), seats.num_restarts) == ([1], 8)
+
+
+@in_virtual_time
+async def test_an_engine_that_served_for_long_is_started_again_at_once() -> None:
+    """Deaths that are far apart are not added up."""
+    seats, made = await seats_of(Script(die_at_s=700), Script(die_at_s=700), max_restarts=1)
+    await kept(seats, 3400)
+    assert made == [701, 1402, 2103, 2804]
+
+
+@in_virtual_time
+async def test_too_few_that_may_be_started_again_end_the_run_at_once() -> None:
+    """Nobody waits for an engine that is not started any more."""
+    seats, made = await seats_of(Script(die_at_s=10), Script(die_at_s=10), max_restarts=2, min_engines=2)
+    assert await kept(seats, 1000) == (
+        "fewer than 2 engines (engine.min_engines) are left after engine.max_restarts = 2: "
+        "engine-0 is dead: engine-0 died 10 s after its start, as scripted"
+    )
+    assert (asyncio.get_running_loop().time(), made) == (33, [11, 23])

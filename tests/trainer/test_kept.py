@@ -14,12 +14,19 @@ import pytest
 import prl
 from prl import journal, parts, virtual_time
 from prl.config import Config, PipelineConfig, RunConfig, TrainerConfig
-from prl.errors import TrainerDeadError, TrainerError
+from prl.engines.base import Decoding
+from prl.engines.simulated import Script, SimulatedEngine
+from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
+from prl.fleet import Fleet
 from prl.simulation import CallFault
+from prl.trainer.base import Trainer
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
+from prl.types import WeightGroup
 from tests.test_pipeline import lines, simulated, take_steps
 
 NUM_STEPS = 8
+SLOW = TrainerScript(open_s=600.0)
+"""A start that takes longer than any deadline of a weight update or a rollout."""
 
 
 def config_of(max_lag: int, checkpoint_every: int = 3, max_restarts: int = 100) -> Config:
@@ -33,6 +40,21 @@ def config_of(max_lag: int, checkpoint_every: int = 3, max_restarts: int = 100) 
     return msgspec.structs.replace(config, eval=msgspec.structs.replace(config.eval, num_samples=0), sampling=sampling)
 
 
+class PunctualEngine(SimulatedEngine):
+    """Waits for the others of a weight group no longer than the group says, as real ones do."""
+
+    def __init__(self, index: int, base_s: float = 0.01) -> None:
+        super().__init__(index=index, max_num_seqs=8, script=Script(base_s=base_s), seed=0)
+
+    async def connect(self, group: WeightGroup, rank_offset: int) -> None:
+        """Join, or be late."""
+        try:
+            async with asyncio.timeout(group.timeout_s):
+                await super().connect(group, rank_offset)
+        except TimeoutError:
+            raise WeightSyncError(f"{self.name}: the weight group did not come together") from None
+
+
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> list[TrainerScript]:
     """What happens to each trainer that is made, in turn; nothing to those after them."""
@@ -42,6 +64,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[TrainerScript]:
         return SimulatedTrainer(publish_s=0.3, resume_from=resume, script=left.pop(0) if left else TrainerScript())
 
     monkeypatch.setattr(parts, "make_trainer", make)
+    monkeypatch.setattr(parts, "make_engines", lambda *_: [PunctualEngine(index) for index in range(2)])
     return left
 
 
@@ -107,3 +130,101 @@ def test_the_death_of_an_idle_trainer_is_mended_at_once(tmp_path: Path, scripts:
             return {"step": pipeline.step_number}
 
     assert virtual_time.run(main()) == {"step": 0}
+
+
+def dies_in(call: str, nth: int, open_s: float = 0.0) -> TrainerScript:
+    """A trainer that dies in the n-th call of a method, counted from 0."""
+    return TrainerScript(calls=(CallFault(call=call, nth=nth, kind="die"),), open_s=open_s)
+
+
+@pytest.mark.parametrize("call", ["publish", "score", "train", "save"])
+def test_a_slow_restart_is_waited_for(tmp_path: Path, scripts: list[TrainerScript], call: str) -> None:
+    """Ten minutes of start end no wait: no prompt is dropped, no deadline cuts the start, the weights are the same."""
+    config = config_of(max_lag=1)
+    config = msgspec.structs.replace(
+        config, pipeline=msgspec.structs.replace(config.pipeline, rollout_timeout_s=100.0, max_lag=0)
+    )
+    undisturbed = virtual_time.run(whole(tmp_path / "undisturbed", config))
+    scripts += [dies_in(call, 1), SLOW]
+    assert virtual_time.run(whole(tmp_path / "run", config)) == undisturbed
+    accounts = journal.read(tmp_path / "run" / "journal").ledger.accounts()
+    assert (accounts.left, accounts.trained) == ({}, 2 * NUM_STEPS)
+
+
+def test_streams_wait_for_a_slow_restart(
+    tmp_path: Path, scripts: list[TrainerScript], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines whose load was half done stand still for ten minutes; the prompts under way are answered after it."""
+    config = config_of(max_lag=3)
+    monkeypatch.setattr(parts, "make_engines", lambda *_: [PunctualEngine(index, base_s=0.2) for index in range(2)])
+    pipeline = msgspec.structs.replace(config.pipeline, rollout_timeout_s=100.0)
+    scripts += [dies_in("publish", 2), SLOW]
+    virtual_time.run(whole(tmp_path / "run", msgspec.structs.replace(config, pipeline=pipeline)))
+    assert journal.read(tmp_path / "run" / "journal").ledger.accounts().left == {}
+
+
+@pytest.mark.parametrize(
+    "again",
+    [dies_in("open", 0), dies_in("train", 1), TrainerScript(calls=(CallFault(call="open", kind="raise"),))],
+    ids=["open", "replay", "does not start"],
+)
+def test_a_restart_that_fails_is_followed_by_another(
+    tmp_path: Path, scripts: list[TrainerScript], again: TrainerScript
+) -> None:
+    """Each attempt counts; the run goes on as long as there is one left."""
+    scripts += [dies_in("train", 2), again]
+    virtual_time.run(whole(tmp_path / "run", config_of(max_lag=0, checkpoint_every=0, max_restarts=2)))
+    scripts += [dies_in("train", 2), again]
+    with pytest.raises(TrainerDeadError, match=r"died in|failed in open"):
+        virtual_time.run(whole(tmp_path / "short", config_of(max_lag=0, checkpoint_every=0, max_restarts=1)))
+
+
+def test_a_death_while_steps_are_done_again(tmp_path: Path, scripts: list[TrainerScript]) -> None:
+    """A trainer that dies on the way from the checkpoint to the journal's last step is brought to where it was."""
+    config, run = config_of(max_lag=0), tmp_path / "run"
+    undisturbed = virtual_time.run(whole(tmp_path / "undisturbed", config))
+
+    async def crash() -> None:
+        async with prl.Pipeline(config, run_dir=run) as pipeline:
+            await take_steps(pipeline, 5)
+            raise KeyError("a crash two steps after the checkpoint")
+
+    async def resume() -> bytes:
+        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
+            await take_steps(pipeline, NUM_STEPS - pipeline.step_number)
+        return (run / "export" / "simulated-weights.txt").read_bytes()
+
+    with pytest.raises(KeyError):
+        virtual_time.run(crash())
+    scripts.append(dies_in("train", 1))
+    assert virtual_time.run(resume()) == undisturbed
+
+
+def test_engines_go_on_while_the_trainer_is_mended(tmp_path: Path, scripts: list[TrainerScript]) -> None:
+    """An update that failed before anything was loaded leaves them on the version before it, and they answer."""
+    scripts += [TrainerScript(die_at_s=1.0), SLOW]
+
+    async def nothing(_: Trainer, __: int) -> None:
+        """No step was done."""
+
+    async def main() -> float:
+        fleet = Fleet(config_of(max_lag=1), "m", tmp_path, transport="gloo", resume=None, replay=nothing)
+        clock = asyncio.get_running_loop().time
+        await fleet.open()
+        await fleet.join()
+        await asyncio.sleep(2.0)
+        started = clock()
+        async with asyncio.TaskGroup() as group:
+            mend = group.create_task(fleet.mend(1))
+            await asyncio.sleep(1.0)
+            async for _ in fleet.engines.generate(
+                [1], Decoding(temperature=1.0, max_tokens=4, stop_token_ids=[]), group=0
+            ):
+                pass
+            answered_s = clock() - started
+            assert await mend
+            assert clock() - started >= 600.0
+        await fleet.close()
+        return answered_s
+
+    assert virtual_time.run(main()) < 10.0

@@ -154,6 +154,16 @@ async def test_a_step_that_does_not_end_names_its_deadline(tmp_path: Path) -> No
             await trainer.score([1, 2])
 
 
+async def test_an_interrupted_trainer_is_as_good_as_dead(tmp_path: Path) -> None:
+    """Ranks that were left in the middle of a command are alive and of no use: ``failed`` says so at once."""
+    async with played(lambda _: None, tmp_path) as trainer, asyncio.TaskGroup() as group:
+        watch = group.create_task(trainer.failed())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await trainer.score([1, 2])
+        assert await watch == "the trainer was interrupted in 'score'"
+
+
 GROUP = WeightGroup(transport="gloo", address="127.0.0.1", port=1, world_size=2, timeout_s=1.0)
 
 

@@ -1,0 +1,55 @@
+"""Deadlines that stand still together while what they wait for is being mended.
+
+Invariants:
+
+- While they are held none of them passes; afterwards each has as much time left as when the hold began.
+- Nobody's wait becomes endless by that: whoever holds them waits under deadlines of its own, and where the mend fails
+  the run ends, and these waits with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Deadlines:
+    """The deadlines of many waits, of one event loop."""
+
+    def __init__(self) -> None:
+        self._left_s: dict[asyncio.Timeout, float] = {}
+        """Seconds left to each wait: since the hold began or, while there is none, when it began last."""
+        self._held = False
+
+    @asynccontextmanager
+    async def timeout(self, limit_s: float) -> AsyncIterator[None]:
+        """Bound the body as ``asyncio.timeout`` does, holds not counted."""
+        async with asyncio.timeout(None if self._held else limit_s) as wait:
+            self._left_s[wait] = limit_s
+            try:
+                yield
+            finally:
+                del self._left_s[wait]
+
+    def hold(self) -> None:
+        """From now on no time passes."""
+        if self._held:
+            return
+        self._held = True
+        now = asyncio.get_running_loop().time()
+        for wait in self._left_s:
+            until = wait.when()
+            if until is not None and not wait.expired():
+                self._left_s[wait] = until - now
+                wait.reschedule(None)
+
+    def go_on(self) -> None:
+        """Time passes again."""
+        if not self._held:
+            return
+        self._held = False
+        now = asyncio.get_running_loop().time()
+        for wait, left_s in self._left_s.items():
+            if not wait.expired():
+                wait.reschedule(now + left_s)
