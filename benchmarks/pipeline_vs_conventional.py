@@ -39,6 +39,8 @@ MOST_STREAMS = 256
 """Per engine; where a side may have as many as it wants."""
 LEARNING_RATES = (2.5e-5, 5e-5, 1e-4, 2e-4)
 MIN_SKIPPED_STEPS = 6
+NUM_CORES = len(os.sched_getaffinity(0))
+"""Asked before anything is pinned."""
 ALONE_MAX_LAG = 4
 """Of the run that the lengths, the pause and the trainer's batches are taken from."""
 TABLES = ("sweep", "generation_alone", "training_alone", "rows", "at_equal_ess", "at_equal_largest_lag")
@@ -207,7 +209,7 @@ async def _alone(
         pause_s=pause_s,
         num_engines=layout.num_engines,
         num_ranks=layout.num_ranks,
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=NUM_CORES,
         shared=layout.engine_cores is None,
     )
     return costs, {**training, "pause_s": pause_s, "between_steps_s": between_s}, run.groups
