@@ -31,6 +31,18 @@ def config_of(*, checkpoint_every: int = 3, max_lag: int | None = 1, seeded: boo
     return msgspec.structs.replace(config, eval=msgspec.structs.replace(config.eval, num_samples=0), sampling=sampling)
 
 
+def copy_as_it_is(run: Path, left: Path) -> None:
+    """Copy a folder in which a thread may be renaming or removing a checkpoint; what is half written comes along."""
+    for _ in range(20):
+        try:
+            shutil.copytree(run, left)
+        except (shutil.Error, FileNotFoundError):
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            return
+    pytest.fail(f"{run} never stood still")
+
+
 async def killed_after(config: Config, run: Path, *, seconds: float, resume: bool) -> tuple[Path, bool]:
     """Run for so long; the folder as a SIGKILL at that moment would leave it, and whether the run was done by then."""
     left = run.with_name(run.name + "+")
@@ -42,7 +54,7 @@ async def killed_after(config: Config, run: Path, *, seconds: float, resume: boo
                 while pipeline.step_number < NUM_STEPS:
                     await pipeline.step()
             except asyncio.CancelledError:
-                shutil.copytree(run, left)
+                copy_as_it_is(run, left)
                 raise
 
     try:
@@ -50,7 +62,7 @@ async def killed_after(config: Config, run: Path, *, seconds: float, resume: boo
         done = True
     except (TimeoutError, prl.PrlError):
         if not left.exists() and run.exists():  # noqa: ASYNC240 -- tiny; killed while it started
-            shutil.copytree(run, left)
+            copy_as_it_is(run, left)
     return (left if left.exists() else run), done
 
 
