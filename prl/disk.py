@@ -90,7 +90,7 @@ class Disk:
                     limit = f"run.disk_timeout_s = {self._timeout_s:g} s"
                     raise DiskError(
                         f"{self.blocked}; it was not mended within {limit}. "
-                        "Make room and continue with --resume: nothing is lost"
+                        "Make room and continue with --resume: no prompt is lost"
                     ) from error
                 await asyncio.sleep(RETRY_S)
                 continue

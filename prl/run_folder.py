@@ -4,7 +4,7 @@
     metrics.jsonl    one object a step                   events.jsonl      what happened (log.py)
     checkpoints/     step-000010/ ...                    export/           Hugging Face safetensors and tokenizer
     logs/            what each child process printed     summary.json      how it ended
-    evaluations.jsonl   one object an evaluation
+    evaluations.jsonl   one object an evaluation         journal/          what became of every prompt (journal.py)
 
 Lines of steps that a resumed run repeats are cut from the files first, so a step never stands there twice. JSON numbers
 are finite; what is not is written as null.
