@@ -207,15 +207,16 @@ class Serving:
         self._room.set()
 
     async def _update(self, update: WeightUpdate, *, stage: bool) -> None:
-        if not self._update_open:
-            await self._llm.start_weight_update()
-        self._update_open = True
+        was_open, self._update_open = self._update_open, True
+        request = WeightTransferUpdateRequest(update_info=update_info(update, stage=stage))
         try:
-            info = update_info(update, stage=stage)
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-        except Exception:
+            async with asyncio.TaskGroup() as calls:  # each would wait for a decode step; in order, both wait for one
+                if not was_open:
+                    calls.create_task(self._llm.start_weight_update())
+                calls.create_task(self._llm.update_weights(request))
+        except* Exception as failed:
             self._update_open = False  # vLLM closes an update that failed
-            raise
+            raise failed.exceptions[0] from None
 
     async def _load(self, update: WeightUpdate) -> None:
         if not self._paused:
