@@ -18,8 +18,8 @@ ones serve: synchronous. QED
 
 With ``order="completion"`` groups are taken as they finish (the paper's mode). A slot is then a *stream*, since there
 the engines are to be full at all times: a group's slots are free as its streams end, not all of them when the longest
-has. Groups that run ahead of training, finished or in a step, are at most ``max_ahead`` when a prompt is admitted. The lag
-has no bound; it follows from how much is under way and is measured.
+has. No prompt is admitted while ``max_ahead`` groups or more run ahead of training, finished or in a step. The lag has
+no bound; it follows from how much is under way and is measured.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ async def test_in_the_papers_mode_a_stream_that_ends_makes_room_though_its_group
 
 
 async def test_in_the_papers_mode_generation_does_not_run_away_from_training() -> None:
-    """With max_ahead groups finished or in a step no prompt is admitted, free streams or not; a release admits again."""
+    """With max_ahead groups finished or in a step no prompt is admitted, whatever is free; a release admits again."""
     buffer = Buffer(8, order="completion", group_size=1, max_ahead=2)
     tickets = [await buffer.admit() for _ in range(4)]
     for ticket in tickets[:3]:
