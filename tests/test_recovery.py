@@ -15,10 +15,18 @@ import prl
 from prl import journal, virtual_time
 from prl.config import Config, PipelineConfig, RunConfig
 from prl.ledger import Accounts
+from prl.models import resolve_model
 from prl.recovery import find_start
+from prl.tokenizer import Tokenizer
 from tests.test_pipeline import lines, simulated, take_steps
 
 NUM_STEPS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported() -> None:
+    """Import what reads the tokenizer first: a life that is killed while a thread does so leaves it half done."""
+    Tokenizer.load(resolve_model("builtin:tiny-math"))
 
 
 def config_of(
