@@ -65,6 +65,20 @@ class Source(Protocol):
         ...
 
 
+class Judges(Protocol):
+    """The rewards, as far as the loops look at them."""
+
+    @property
+    def paused(self) -> list[str]:
+        """The rewards that are paused, under a deadline of their own."""
+        ...
+
+    @property
+    def num_retries(self) -> int:
+        """Tries after the first, of all calls so far."""
+        ...
+
+
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     """How generation and training take turns."""
 
@@ -99,13 +113,14 @@ class Controller:
         failure: FirstFailure,
         records: Records,
         first_step: int,
+        judges: Judges | None = None,
         refill: Refill | None = None,
         before_push: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
         self._source, self._engines, self._trainer = source, engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
-        self._before_push = before_push
+        self._before_push, self._judges = before_push, judges
         self._records = records
         self.step_number = first_step
         """Completed optimiser steps."""
@@ -213,8 +228,8 @@ class Controller:
             self.meter.loop_lag_s = max(self.meter.loop_lag_s, lag_s)
             if lag_s > LOOP_LAG_WARNING_S:
                 log.warning("the event loop stood still: blocking code, or a busy machine", seconds=round(lag_s, 3))
-            rejoins = self._weights.locked()  # may wait minutes for a trainer, under deadlines of its own
-            if (latest := self._progress()) != progress or not self._waits_for_batch or rejoins:
+            waits_for_others = self._weights.locked() or self._paused  # for minutes, under deadlines of their own
+            if (latest := self._progress()) != progress or not self._waits_for_batch or waits_for_others:
                 progress, since = latest, now
             elif now - since > self._pacing.stall_timeout_s:
                 raise StallError(f"nothing moved for {now - since:.0f} s (run.stall_timeout_s): {self.why()}")
@@ -321,8 +336,12 @@ class Controller:
         return (
             f"the trainer waits for batch {self.step_number} <- prompts {prompts or 'not admitted yet'} <- "
             f"{self._engines.describe()}; of {slots.num_slots} slots {slots.running} are running, {slots.finished} "
-            f"finished, {slots.taken} taken"
+            f"finished, {slots.taken} taken" + "".join(f"; the reward {name!r} is paused" for name in self._paused)
         )
+
+    @property
+    def _paused(self) -> list[str]:
+        return [] if self._judges is None else self._judges.paused
 
     def _progress(self) -> Sequence[object]:
         tokens, _ = self._engine_counters()
@@ -343,6 +362,7 @@ class Controller:
             streams_moved=self._rollout.num_moved,
             engine_restarts=self._engines.seats.num_restarts,
             trainer_restarts=int(self._trainer.statistics().get("restarts", 0)),
+            reward_retries=0 if self._judges is None else self._judges.num_retries,
         )
         before, self._reported_mended = self._reported_mended, now
         return now.since(before)

@@ -178,6 +178,7 @@ class Pipeline:
             self.config, self._model, self.run_dir, transport=transport, resume=resume, replay=self._replay
         )
         self._stack.push_async_callback(fleet.close)
+        self._scorer.hold_while_paused(fleet.engines.deadlines)
         self._on_stage(f"starting {parts.describe(self.config)}")
         ready = await fleet.open()
         self._on_stage("joining engines and trainer")
@@ -232,6 +233,7 @@ class Pipeline:
             failure=self._failure,
             records=self._journal,
             first_step=ready.step,
+            judges=scorer,
             refill=parts.make_refill(config),
             before_push=evaluator.before_push,
         )
