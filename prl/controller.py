@@ -29,7 +29,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from prl.buffer import Buffer, Ticket
+from prl.buffer import Buffer, BufferStatistics, Ticket
 from prl.engines.pool import EnginePool
 from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
 from prl.failure import FirstFailure, failures_to
@@ -330,6 +330,15 @@ class Controller:
         """Go on from there: prompts that were open are admitted first, in this order. Before ``run`` only."""
         self._source.seek(cursor)
         self._restored.extend(entries)
+
+    @property
+    def waits_for_batch(self) -> bool:
+        """Whether the trainer has nothing to train on."""
+        return self._waits_for_batch
+
+    def slots(self) -> BufferStatistics:
+        """How the slots are used."""
+        return self._buffer.statistics()
 
     def why(self) -> str:
         """Who waits for whom, as a chain."""
