@@ -158,7 +158,9 @@ class Pipeline:
         await self._loops.enter_async_context(running(controller.run()))
         controller.meter.restart()
         step = controller.step_number
-        evaluator.resumed(step, is_recorded=await asyncio.to_thread(self._folder.is_evaluated, step))
+        begun = step - controller.steps_into_round  # weights from within a round are evaluated at its end, as ever
+        is_recorded = begun < step or await asyncio.to_thread(self._folder.is_evaluated, step)
+        evaluator.resumed(begun, is_recorded=is_recorded)
         self._on_stage.quietly("training")
         log.info("started", step=step, run_dir=str(self.run_dir))
 
