@@ -15,18 +15,24 @@ from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.buffer import Buffer
 from prl.config import Config
+from prl.config_environment import SINGLE_TURN
 from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
 from prl.engines.pool import EnginePool
+from prl.environments.base import Environment, make_environment
+from prl.environments.episodes import Door, Episodes, Judge, judged_with
+from prl.environments.history import rewritten_history
+from prl.environments.session import Limits
 from prl.errors import MissingExtraError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
-from prl.ledger import Sampled
+from prl.ledger import Played, Sampled
+from prl.log import get_logger
 from prl.memory import gpu_memory
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer
-from prl.rollout import Rollout
+from prl.rollout import Play, Rollout
 from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
@@ -39,6 +45,7 @@ BATCHES_AHEAD = 2
 """In the paper's mode, batches of groups that are ready or in a step when admission stops: one in the trainer, and the
 next one complete beside it. More of them would only age."""
 
+log = get_logger(__name__)
 EngineKind = Literal["vllm", "transformers", "simulated"]
 
 
@@ -221,13 +228,14 @@ def make_rollout(
     tokenizer: Tokenizer,
     failure: FirstFailure,
     *,
-    record: Callable[[Sampled], None] = lambda _: None,
+    record: Callable[[Sampled | Played], None] = lambda _: None,
+    play: Play | None = None,
 ) -> Rollout:
-    """What rolls out prompts on ``engines`` as ``[sampling]`` and ``[pipeline]`` say; ``record`` is told of chunks."""
+    """What rolls out prompts on ``engines`` as ``[sampling]`` and ``[pipeline]`` say; see ``Rollout``."""
     sampling = config.sampling
     return Rollout(
         engines,
-        scorer.score,
+        judge_of(config, scorer),
         tokenizer.decode,
         decoding=Decoding(
             temperature=sampling.temperature, max_tokens=sampling.max_tokens, stop_token_ids=tokenizer.stop_token_ids
@@ -238,7 +246,33 @@ def make_rollout(
         seed=config.seed if sampling.seeded else None,
         record=record,
         deadlines=engines.deadlines,
+        play=play,
     )
+
+
+def make_scorer(config: Config) -> Scorer:
+    """The rewards. Raises PluginError or MissingExtraError where one cannot be found, made or used here."""
+    return Scorer(config.rewards, needed=config.environment.name == SINGLE_TURN)
+
+
+def judge_of(config: Config, scorer: Scorer) -> Judge:
+    """What judges a completion: the rewards, and the environment where there is one."""
+    if config.environment.name == SINGLE_TURN:
+        return scorer.score
+    return judged_with(scorer.score if config.rewards else None)
+
+
+def environment_of(config: Config) -> Environment | None:
+    """What ``[environment]`` names, not opened; None for a single turn. Raises PluginError."""
+    return None if config.environment.name == SINGLE_TURN else make_environment(config.environment)
+
+
+def make_episodes(config: Config, environment: Environment, tokenizer: Tokenizer, door: Door | None) -> Episodes:
+    """What plays episodes of ``environment``, not opened; ``door`` is the gateway, if there is one."""
+    if (warning := rewritten_history(tokenizer)) is not None:
+        log.warning(warning)
+    limits = Limits(config.environment.max_turns, config.engine.max_model_len)
+    return Episodes(environment, tokenizer, limits, door=door)
 
 
 def make_evaluate(
@@ -256,7 +290,8 @@ def make_evaluate(
     )
 
     async def evaluate_version(version: int, on_answer: Callable[[], None]) -> Evaluation:
-        return await evaluate(prompts, rollout.sample, scorer.score, asked=asked, version=version, on_answer=on_answer)
+        judge = judge_of(config, scorer)
+        return await evaluate(prompts, rollout.answer, judge, asked=asked, version=version, on_answer=on_answer)
 
     return evaluate_version
 

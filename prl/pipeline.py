@@ -42,7 +42,7 @@ from prl.metrics import StepReport
 from prl.models import resolve_model
 from prl.prompts import PromptSource, open_source
 from prl.recovery import Start, find_start
-from prl.rewards.scorer import Scorer
+from prl.rollout import Play
 from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals, choose
 from prl.settings import to_toml
 from prl.status import Stage, Status, TrainerStatus
@@ -99,7 +99,8 @@ class Pipeline:
         self._stack = AsyncExitStack()
         self._loops = AsyncExitStack()
         self._model = resolve_model(config.model)
-        self._scorer = Scorer(config.rewards)
+        self._scorer = parts.make_scorer(config)
+        self._environment = parts.environment_of(config)
         self._control = ControlServer(config.control, self.run_dir, routes_of(self))
         self._fleet: Fleet | None = None
         self._wired: Wired | None = None
@@ -145,6 +146,7 @@ class Pipeline:
         await self._journal.begin_segment()
         await self._scorer.__aenter__()
         self._stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
+        self._play = await self._open_episodes()
         fleet, ready = await self._start_processes(start.checkpoint)
         controller, evaluator, _ = self._wired = self._wire(fleet, ready)
         await self._restore(controller, start)
@@ -163,6 +165,15 @@ class Pipeline:
         evaluator.resumed(begun, is_recorded=is_recorded)
         self._on_stage.quietly("training")
         log.info("started", step=step, run_dir=str(self.run_dir))
+
+    async def _open_episodes(self) -> Play | None:
+        """What plays episodes; None where a rollout is a single turn."""
+        if self._environment is None:
+            return None
+        episodes = parts.make_episodes(self.config, self._environment, self._tokenizer, None)
+        await episodes.__aenter__()
+        self._stack.push_async_callback(closed, episodes.__aexit__, None, None, None)
+        return episodes.play
 
     async def _restore(self, controller: Controller, start: Start) -> None:
         """Do again the steps that the trainer's checkpoint lacks, and go on with the prompts that were under way."""
@@ -205,7 +216,7 @@ class Pipeline:
         """Put the parts together."""
         config, scorer, tokenizer = self.config, self._scorer, self._tokenizer
         rollout = parts.make_rollout(
-            config, fleet.engines, scorer, tokenizer, self._failure, record=self._journal.append
+            config, fleet.engines, scorer, tokenizer, self._failure, record=self._journal.append, play=self._play
         )
         evaluator = Evaluator(
             parts.make_evaluate(config, self._held_out, rollout, scorer, tokenizer.stop_token_ids),
