@@ -27,6 +27,7 @@ from prl.errors import ConfigError, RewardError
 from prl.rewards.base import Reward, make_reward
 from prl.rewards.threads import Threads
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
+from prl.waits import waiting
 
 OPEN_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
@@ -143,7 +144,8 @@ class _Judge:
         if self.reward.open is not None:
             try:
                 async with asyncio.timeout(OPEN_TIMEOUT_S) as deadline:
-                    await self.reward.open()
+                    with waiting(f"reward {self.label}", "starts", limit_s=OPEN_TIMEOUT_S):
+                        await self.reward.open()
             except TimeoutError as error:
                 if not deadline.expired():
                     raise
@@ -153,13 +155,18 @@ class _Judge:
         self._threads.close()
         if self.reward.close is not None:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self.reward.close()
+                with waiting(f"reward {self.label}", "ends", limit_s=CLOSE_TIMEOUT_S):
+                    await self.reward.close()
 
     async def judge(self, completion: Completion, prompt: Prompt) -> _Outcome:
-        async with self._slots:
+        with waiting(f"reward {self.label}", f"all of its {self._width} calls are under way"):
+            await self._slots.acquire()
+        try:
             start = time.perf_counter()
             outcome = await self._call(completion, prompt)
             self._count(outcome, time.perf_counter() - start)
+        finally:
+            self._slots.release()
         if isinstance(outcome, ScoringFailed):
             return self._judge_failure(outcome)
         return outcome
@@ -168,7 +175,8 @@ class _Judge:
         """One call under its deadline. Only a cancellation from outside is raised."""
         try:
             async with asyncio.timeout(self.config.timeout_s) as deadline:
-                value = await self._value(completion, prompt)
+                with waiting(f"reward {self.label}", limit_s=self.config.timeout_s):
+                    value = await self._value(completion, prompt)
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
