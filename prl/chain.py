@@ -1,6 +1,6 @@
 """Waits as people read them: a tree, the chain through it to what has to move, and how long nothing has. All pure.
 
-    trainer waits for batch 41 <- group 1307 <- engine-1: no token for 32 s
+A chain: ``trainer waits for batch 41 <- group 1307 <- engine-1: no token for 32 s``.
 """
 
 from __future__ import annotations

@@ -197,14 +197,20 @@ class RewardConfig(Table, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(ge=-1e6, le=1e6)] = 1.0
     """Factor in the sum."""
     timeout_s: PositiveFloat = 10.0
-    """Deadline of one call."""
+    """Deadline of one call, with its retries and the pauses before them."""
+    max_retries: NonNegative = 2
+    """Times that a call is tried again which failed for a reason that may pass: a service that is down, a worker that
+    was killed. The pauses before double, from half a second. Never after a bug, a NaN, or a refused request."""
     concurrency: Positive = 64
     """Calls under way at once."""
     on_failure: Literal["drop", "stop"] = "drop"
     """What a failed or late call does: ``drop`` leaves the completion out of its group and counts it, ``stop`` ends the
     run. An exception that is a bug (TypeError, NameError, AttributeError, ...) always ends the run."""
     max_failures: Positive = 64
-    """Failed calls in a row that end the run."""
+    """Failed calls in a row that end the run where they would come back, and pause the reward where they may pass."""
+    recovery_timeout_s: PositiveFloat = 300.0
+    """How long a paused reward is probed, one call at a time, before the run ends. No completion is dropped meanwhile,
+    and the deadlines of rollouts and evaluations stand still."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of a reward that is made from options."""
 

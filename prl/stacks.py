@@ -185,9 +185,8 @@ def _generator_of(awaited: Any) -> Any:
 
 def own_stacks(loop: asyncio.AbstractEventLoop) -> str:
     """Every task of ``loop`` and every thread of this process."""
-    told = []
-    for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
-        told.append(f"{task.get_name()}\n" + "".join(f"  {place}\n" for place in places(task)))
+    tasks = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
+    told = [f"{task.get_name()}\n" + "".join(f"  {place}\n" for place in places(task)) for task in tasks]
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
         told.append(f"thread {names.get(ident, ident)}\n" + "".join(traceback.format_stack(frame)))

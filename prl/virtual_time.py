@@ -113,8 +113,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _deadlocked(self) -> DeadlockError:
         waiting = sorted(asyncio.all_tasks(self), key=hash)
-        places = "".join(f"\n  {task.get_name()} waits at {' > '.join(places(task)) or 'no coroutine'}" for task in waiting)
-        return DeadlockError(f"deadlock at virtual time {self.time():g} s: nothing is ready, no timer is set{places}")
+        where = {task.get_name(): " > ".join(places(task)) or "no coroutine" for task in waiting}
+        listed = "".join(f"\n  {name} waits at {place}" for name, place in where.items())
+        return DeadlockError(f"deadlock at virtual time {self.time():g} s: nothing is ready, no timer is set{listed}")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

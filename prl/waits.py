@@ -91,6 +91,11 @@ class Waits:
             else:
                 del above.below[wait]
 
+    def says(self, what: str) -> None:
+        """What the run does now, in the words that people are told."""
+        if self._run is not None:
+            self._run.who, self._run.since = what, asyncio.get_running_loop().time()
+
     @property
     def is_idle(self) -> bool:
         """Whether the caller asks nothing of the run."""

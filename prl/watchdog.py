@@ -19,6 +19,9 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
+
+import msgspec
 
 from prl import stacks
 from prl.blocked import LoopMonitor
@@ -35,6 +38,22 @@ LATE_WARNING_S = 0.5
 FOLDER = "stalls"
 
 log = get_logger(__name__)
+
+
+class Why(msgspec.Struct, frozen=True, kw_only=True):
+    """Who waits for whom in a run."""
+
+    chain: str
+    """One line: from the run to what has not moved for the longest time."""
+    run: Waiting
+    loops: list[Waiting]
+    """What each loop beside it waits for."""
+
+    @classmethod
+    def of(cls, waits: Waits, now: float) -> Self:
+        """At the time ``now``."""
+        run = waits.run_at(now)
+        return cls(chain=chain(run), run=run, loops=waits.loops_at(now))
 
 
 class Watchdog:

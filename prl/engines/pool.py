@@ -180,7 +180,7 @@ class EnginePool:
             raise EngineError(f"the engines cannot resume: {self._failed_load}")
         await self._all("resume", lambda engine: engine.resume())
         self._token_deadlines.start()
-        self.deadlines.go_on()
+        self.deadlines.go_on(self)
         self._gate.set()
 
     async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
@@ -224,7 +224,7 @@ class EnginePool:
         """After an update that failed: give up the engines that are dead or do not answer; whether there were any."""
         self._gate.clear()
         self._token_deadlines.stop()
-        self.deadlines.hold()
+        self.deadlines.hold(self)
         self._note_progress()
         weeded = await self.seats.weed()
         self._note_progress()

@@ -149,9 +149,7 @@ class Ranks:
         for connection in self._connections.values():
             connection.channel.close()
 
-    async def _ask_one(
-        self, rank: int, command: protocol.Setup | protocol.Command, what: str
-    ) -> protocol.Reply | None:
+    async def _ask_one(self, rank: int, command: protocol.Setup | protocol.Command, what: str) -> protocol.Reply | None:
         """The rank's reply; None when its connection ended or it said what is no reply."""
         connection, doing = self._connections[rank], ""
         channel, stream, clock = connection.channel, connection.stream, asyncio.get_running_loop().time
