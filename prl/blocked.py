@@ -189,7 +189,7 @@ def _runner(frame: FrameType | None) -> FrameType | None:
         name = frame.f_code.co_filename
         if frame.f_code.co_name in {"run_until_complete", "run_forever"} or name.endswith("asyncio/runners.py"):
             return frame
-        if frame.f_back is None or not frame.f_code.co_flags & _COROUTINE and "asyncio" not in name:
+        if frame.f_back is None or (not frame.f_code.co_flags & _COROUTINE and "asyncio" not in name):
             return frame
         frame = frame.f_back
     return None

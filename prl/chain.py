@@ -21,8 +21,10 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     what: str = ""
     """What it does, or owes."""
     seconds: float
+    silent_s: float
+    """Seconds since it showed that it lives."""
     quiet_s: float
-    """Seconds without a sign of life after the end of the deadlines that it is under; 0 before that."""
+    """As many of these as came after the end of the deadlines that it is under."""
     endless: bool = False
     """It may take any time."""
     aside: bool = False
@@ -49,11 +51,9 @@ def quiet_s(waiting: Waiting) -> float:
 
 
 def path(waiting: Waiting) -> list[Waiting]:
-    """The way down to what has not moved for the longest time."""
-    way = [waiting]
-    while way[-1].on:
-        way.append(max(way[-1].on, key=lambda below: max(leaf.seconds for leaf in leaves(below))))
-    return way
+    """The way down to what has been silent for the longest time; of equals, to what is known in more detail."""
+    ways = [[waiting, *path(below)] for below in waiting.on]
+    return max(ways, key=lambda way: (way[-1].silent_s, len(way)), default=[waiting])
 
 
 def chain(waiting: Waiting) -> str:
@@ -68,7 +68,7 @@ def chain(waiting: Waiting) -> str:
 def lines(waiting: Waiting, indent: str = "") -> list[str]:
     """The whole tree, a line each, the longest waits first."""
     told = [f"{indent}{waiting.text}, {duration(waiting.seconds)}"]
-    below = sorted(waiting.on, key=lambda each: -max(leaf.seconds for leaf in leaves(each)))
+    below = sorted(waiting.on, key=lambda each: -max(leaf.silent_s for leaf in leaves(each)))
     for each in below[:SHOWN]:
         told += lines(each, indent + "  ")
     if len(below) > SHOWN:

@@ -48,14 +48,15 @@ class Wait:
         """This wait at the time ``now``, with those it depends on; ``above`` are left out, or it would never end."""
         if self.limit_s is not None:
             free_until = max(free_until, self.since + self.limit_s)
-        above = (*above, self)
+        above, alive_at = (*above, self), max(self.since, self._alive_at())
         others = (wait for wait in self._on() if wait is not None)
         below = [wait for wait in dict.fromkeys((*self.below, *others)) if wait not in above]
         return Waiting(
             who=self.who,
             what=self.what if isinstance(self.what, str) else self.what(),
             seconds=max(0.0, now - self.since),
-            quiet_s=max(0.0, now - max(self.since, self._alive_at(), free_until)),
+            silent_s=max(0.0, now - alive_at),
+            quiet_s=max(0.0, now - max(alive_at, free_until)),
             endless=free_until == math.inf,
             aside=self.aside,
             on=[wait.at(now, free_until=free_until, above=above) for wait in below],
@@ -106,7 +107,7 @@ class Waits:
         if (run := self._run) is not None:
             return run.at(now)
         idle_s = 0.0 if self._idle_since is None else now - self._idle_since
-        return Waiting(who="the caller", what="has asked for no step", seconds=idle_s, quiet_s=0.0)
+        return Waiting(who="the caller", what="has asked for no step", seconds=idle_s, silent_s=idle_s, quiet_s=0.0)
 
     def loops_at(self, now: float) -> list[Waiting]:
         """What every loop beside it waits for at the time ``now``, oldest first."""
@@ -119,6 +120,11 @@ class Waits:
     def leave_loop(self, wait: Wait) -> None:
         """A loop has ended."""
         del self._loops[wait]
+
+
+def current() -> Wait | None:
+    """The wait that the running task is in."""
+    return _current.get()
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from prl.failure import raise_as_it_was
 from prl.log import get_logger
 from prl.trainer.base import Trainer, TrainerReady, TrainReport
 from prl.types import Batch, WeightGroup, WeightUpdate
-from prl.waits import Wait, waiting
+from prl.waits import Wait, current, waiting
 
 NOTICE_S = 3.0
 """How long after a failed weight update the death of a rank may take to be noticed."""
@@ -123,7 +123,7 @@ class KeptTrainer:
 
     async def mended(self) -> None:
         """Wait until no restart is under way and none is due. Raises the death that was one too many."""
-        async with self._alone("what it does now, and the restart that may be due"):
+        async with self._alone():
             await self._replace_dead()
 
     def tell(self) -> None:
@@ -144,7 +144,7 @@ class KeptTrainer:
         """Ask the present one, dead or alive."""
         if self._dead is not None:  # the lock may be a restart's
             raise_as_it_was(self._dead)
-        async with self._alone("answers"):
+        async with self._alone():
             trainer = self._trainer
             try:
                 return await call(trainer)
@@ -156,7 +156,7 @@ class KeptTrainer:
 
     async def _kept(self, call: Callable[[Trainer], Awaitable[T]]) -> T:
         """Ask until one lives long enough to answer."""
-        async with self._alone("answers"):
+        async with self._alone():
             while True:
                 await self._replace_dead()
                 try:
@@ -165,15 +165,16 @@ class KeptTrainer:
                     self._dead = death
 
     @asynccontextmanager
-    async def _alone(self, what: str) -> AsyncIterator[None]:
+    async def _alone(self) -> AsyncIterator[None]:
         """One thing at a time; who waits for another can say for what."""
-        with waiting("the trainer", what, on=lambda: [self._under_way]) as wait:
-            async with self._busy:
-                self._under_way = wait
-                try:
-                    yield
-                finally:
-                    self._under_way = None
+        with waiting("the trainer", "is busy for another", on=lambda: [self._under_way]):
+            await self._busy.acquire()
+        self._under_way = current()
+        try:
+            yield
+        finally:
+            self._under_way = None
+            self._busy.release()
 
     def _note(self, trainer: Trainer, death: TrainerDeadError | str) -> None:
         """This one is dead; nobody need know if another is in its place."""
