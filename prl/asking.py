@@ -59,7 +59,9 @@ def ask(run_dir: Path, *, stacks: bool = False) -> Told:
         ConfigError: there is no run.
     """
     if not (run_dir / "config.toml").exists():
-        raise ConfigError(f"{run_dir} holds no run (it has no config.toml): name the folder of a run, such as runs/math")
+        raise ConfigError(
+            f"{run_dir} holds no run (it has no config.toml): name the folder of a run, such as runs/math"
+        )
     try:
         where = address.read(run_dir)
     except ConfigError:
@@ -85,7 +87,7 @@ def lines_of(told: Told) -> list[str]:
         "error": told.error,
         "stacks": told.stacks,
     }
-    return out + ["", *(f"{name:12}{value}" for name, value in known.items() if value is not None)]
+    return [*out, "", *(f"{name:12}{value}" for name, value in known.items() if value is not None)]
 
 
 def _of_loops(loops: list[Waiting]) -> list[str]:
@@ -114,9 +116,7 @@ def _does_not_answer(run_dir: Path, where: address.ControlAddress, error: Except
         seen = msgspec.json.decode((run_dir / blocked.FILE).read_bytes(), type=blocked.Blocked)
         if seen.pid == where.pid:
             since = duration(datetime.now(UTC).timestamp() - seen.since)
-            return Told(
-                state="blocked", chain=f"the controller's event loop is blocked in {seen.where} for {since}"
-            )
+            return Told(state="blocked", chain=f"the controller's event loop is blocked in {seen.where} for {since}")
     state = _state_of(where.pid)
     return Told(state="silent", chain=f"the run (process {where.pid}, {state}) does not answer at {where.url}: {error}")
 

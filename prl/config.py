@@ -2,8 +2,8 @@
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
 that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of evaluation and
-LoRA in ``config_eval.py`` and ``config_lora.py``. The doc of a field is the string under it. Units are in the name;
-counts start with ``num_``. Nothing here imports torch or vLLM.
+LoRA in ``config_eval.py`` and ``config_lora.py``, that of the control address in ``config_control.py``. The doc of a
+field is the string under it. Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
+from prl.config_control import ControlConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
@@ -235,5 +236,6 @@ class Config(Table, frozen=True, kw_only=True):
     weights: WeightsConfig = WeightsConfig()
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
+    control: ControlConfig = ControlConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train."""

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from prl.buffer import Buffer, Ticket
+from prl.buffer import Buffer, BufferStatistics, Ticket
 from prl.engines.pool import EnginePool
 from prl.engines.seats import Seats
 from prl.errors import EngineDeadError, PrlError, TrainerError
@@ -124,6 +124,8 @@ class Controller:
         self._consecutive_drops = 0
         self._reported_drops: Counter[str] = Counter()
         self._reported_mended = Mended()
+        self.waits_for_batch = False
+        """Whether the trainer has nothing to train on."""
         self._weights = asyncio.Lock()
         self._states: dict[str, Wait | None] = {}
         """What the loops wait for that others may wait for in turn."""
@@ -278,8 +280,12 @@ class Controller:
         size = self._pacing.groups_per_step
         if not self._round:
             waits_since, count = self._clock(), size * self._pacing.steps_per_round
-            with waiting(f"trainer waits for batch {self.step_number + 1}", on=lambda: self._missing(count)):
-                self._round.extend(await self._buffer.take(count))
+            self.waits_for_batch = True
+            try:
+                with waiting(f"trainer waits for batch {self.step_number + 1}", on=lambda: self._missing(count)):
+                    self._round.extend(await self._buffer.take(count))
+            finally:
+                self.waits_for_batch = False
             self.meter.wait_batch_s = self._clock() - waits_since
             if self._refill is not None:
                 self._refill.start_round()
@@ -309,6 +315,10 @@ class Controller:
         """Go on from there: prompts that were open are admitted first, in this order. Before ``run`` only."""
         self._source.seek(cursor)
         self._restored.extend(entries)
+
+    def slots(self) -> BufferStatistics:
+        """How the slots are used."""
+        return self._buffer.statistics()
 
     def progress(self) -> Sequence[object]:
         """Changes when a token was sampled, a slot changed or a step was done."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -26,8 +27,11 @@ from prl import journal, parts
 from prl.chain import Waiting
 from prl.check import cross_check
 from prl.config import Config
+from prl.control.routes import routes_of
+from prl.control.server import ControlServer
 from prl.controller import Controller, Step
 from prl.disk import Disk
+from prl.engines.seats import EngineStatus
 from prl.errors import PrlError
 from prl.evaluate import Evaluation
 from prl.evaluator import Evaluator
@@ -43,6 +47,7 @@ from prl.recovery import Start, find_start
 from prl.rewards.scorer import Scorer
 from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals, choose
 from prl.settings import to_toml
+from prl.status import Stage, Status, TrainerStatus
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
@@ -59,6 +64,7 @@ class Wired(NamedTuple):
 
     controller: Controller
     evaluator: Evaluator
+    fleet: Fleet
 
 
 class Pipeline:
@@ -90,7 +96,7 @@ class Pipeline:
         self.run_dir = choose(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
         self.summary: Summary | None = None
         """How the run ended; set on leaving."""
-        self._resume, self._on_stage, self._console = resume, on_stage, console
+        self._resume, self._on_stage, self._console = resume, Stage(on_stage), console
         self._folder = RunFolder(self.run_dir)
         self._failure = FirstFailure()
         self._totals = Totals()
@@ -99,6 +105,8 @@ class Pipeline:
         self._waits = Waits()
         self._model = resolve_model(config.model)
         self._scorer = Scorer(config.rewards)
+        self._control = ControlServer(config.control, self.run_dir, routes_of(self))
+        self._fleet: Fleet | None = None
         self._wired: Wired | None = None
         self._eval_after: float | None = None
         self._run_is_open = False
@@ -133,7 +141,7 @@ class Pipeline:
     def _act(self, stalled: Waiting) -> str | None:
         """Engines that owe tokens are given up: others go on behind theirs."""
         why = f"gave no token for run.stall_timeout_s = {self.config.run.stall_timeout_s:g} s"
-        silent = self._fleet.engines.give_up_silent(stalled, why) if self._wired is not None else []
+        silent = [] if self._fleet is None else self._fleet.engines.give_up_silent(stalled, why)
         return f"gave up {', '.join(silent)}" if silent else None
 
     def _stage(self, what: str) -> None:
@@ -158,6 +166,8 @@ class Pipeline:
     async def _start(self) -> None:
         config = self.config
         self._stage("reading tokenizer and data")
+        self._control.bind()
+        self._stack.push_async_callback(self._control.close)
         with waiting("tokenizer and data", limit_s=math.inf):
             self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
             fields = self._scorer.required_fields
@@ -169,6 +179,7 @@ class Pipeline:
         self._totals = start.totals
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
+        await self._control.open()
         for warning in (*self._source.statistics().warnings, *start.warnings):
             log.warning(warning)
         if start.num_issued_again:
@@ -182,8 +193,8 @@ class Pipeline:
         await self._journal.begin_segment()
         await self._scorer.__aenter__()
         self._stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
-        ready = await self._start_processes(start.checkpoint)
-        controller, evaluator = self._wired = self._wire(ready)
+        fleet, ready = await self._start_processes(start.checkpoint)
+        controller, evaluator, _ = self._wired = self._wire(fleet, ready)
         await self._restore(controller, start)
         self._stage("sending the first weights")
         await self._sync.push(controller.step_number)
@@ -196,6 +207,7 @@ class Pipeline:
         controller.meter.restart()
         step = controller.step_number
         evaluator.resumed(step, is_recorded=await asyncio.to_thread(self._folder.is_evaluated, step))
+        self._on_stage.quietly("training")
         log.info("started", step=step, run_dir=str(self.run_dir))
 
     async def _restore(self, controller: Controller, start: Start) -> None:
@@ -207,19 +219,19 @@ class Pipeline:
             if self._totals.steps < step.report.step:  # it was done and not recorded any more
                 await self._record(step)
 
-    async def _start_processes(self, resume: Path | None) -> TrainerReady:
+    async def _start_processes(self, resume: Path | None) -> tuple[Fleet, TrainerReady]:
         """Open engines and trainer side by side and join them for weight transfers."""
         transport = await asyncio.to_thread(parts.transport_of, self.config)
-        self._fleet = Fleet(
+        fleet = self._fleet = Fleet(
             self.config, self._model, self.run_dir, transport=transport, resume=resume, replay=self._replay
         )
-        self._stack.push_async_callback(self._fleet.close)
-        self._scorer.hold_while_paused(self._fleet.engines.deadlines)
+        self._stack.push_async_callback(fleet.close)
+        self._scorer.hold_while_paused(fleet.engines.deadlines)
         self._stage(f"starting {parts.describe(self.config)}")
-        ready = await self._fleet.open()
+        ready = await fleet.open()
         self._stage("joining engines and trainer")
-        await self._fleet.join()
-        return ready
+        await fleet.join()
+        return fleet, ready
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
         """Do the steps from ``first`` on again that this process has done, on the journal's groups.
@@ -235,9 +247,9 @@ class Pipeline:
             groups = [group_of(entry, self._tokenizer.decode) for entry in ledger.batches[step]]
             await trainer.train(await make_batch(step, groups))
 
-    def _wire(self, ready: TrainerReady) -> Wired:
+    def _wire(self, fleet: Fleet, ready: TrainerReady) -> Wired:
         """Put the parts together."""
-        config, scorer, tokenizer, fleet = self.config, self._scorer, self._tokenizer, self._fleet
+        config, scorer, tokenizer = self.config, self._scorer, self._tokenizer
         rollout = parts.make_rollout(
             config, fleet.engines, scorer, tokenizer, self._failure, record=self._journal.append
         )
@@ -273,7 +285,7 @@ class Pipeline:
             refill=parts.make_refill(config),
             before_push=evaluator.before_push,
         )
-        return Wired(controller, evaluator)
+        return Wired(controller, evaluator, fleet)
 
     def _probe(self) -> list[int]:
         """The fixed tokens on which engines and trainer are compared: a prompt of the data."""
@@ -292,7 +304,7 @@ class Pipeline:
     @property
     def trainer_restarts(self) -> int:
         """Times that the trainer died and was started again since the pipeline was entered."""
-        return self._fleet.trainer.num_restarts
+        return self._entered.fleet.trainer.num_restarts
 
     @property
     def _entered(self) -> Wired:
@@ -306,7 +318,7 @@ class Pipeline:
         Raises:
             Exception: the first failure of any part of the run, as it was.
         """
-        controller, evaluator = self._entered
+        controller, evaluator, _ = self._entered
         with self._waits.doing(f"step {controller.step_number + 1}", aside=True):
             step = await controller.step()
             evaluator.pushed(self._sync.version)
@@ -337,9 +349,36 @@ class Pipeline:
             PrlError: it took longer than ``eval.timeout_s``, or nothing could be judged.
         """
         evaluator = self._entered.evaluator
-        with self._waits.doing("the evaluation"):
-            self._stage(f"evaluating {len(self._held_out)} held-out prompts")
-            return await evaluator.evaluate(self._sync.version)
+        stage = self._on_stage.text
+        self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
+        try:
+            with self._waits.doing(self._on_stage.text):
+                return await evaluator.evaluate(self._sync.version)
+        finally:
+            self._on_stage.quietly(stage)
+
+    def status(self) -> Status:
+        """How the run is at this moment, also while it starts and ends."""
+        controller = None if self._wired is None else self._wired.controller
+        trainer = None if self._fleet is None else self._fleet.trainer
+        state = "starts" if controller is None else "waits for a batch" if controller.waits_for_batch else "works"
+        return Status(
+            run_dir=str(self.run_dir.absolute()),
+            pid=os.getpid(),
+            stage=self._on_stage.text,
+            stage_s=self._on_stage.seconds,
+            step=None if controller is None else controller.step_number,
+            num_steps=self.config.run.num_steps,
+            version=None if controller is None or self._sync.version < 0 else self._sync.version,
+            engines=self.engines(),
+            trainer=None if trainer is None else TrainerStatus(state=state, restarts=trainer.num_restarts),
+            slots=None if controller is None else controller.slots(),
+            why=self.why().chain,
+        )
+
+    def engines(self) -> list[EngineStatus]:
+        """Each engine: how far it is, what it serves, what it did; none before they are started."""
+        return [] if self._fleet is None else self._fleet.engines.status()
 
     async def save(self) -> None:
         """Write a checkpoint of this step; generation goes on."""
@@ -349,7 +388,7 @@ class Pipeline:
         with self._waits.doing(f"checkpoint of step {self.step_number}"):
             await self._journal.begin_segment()
             with waiting("the trainer", "saves"):
-                await self._fleet.trainer.save(folder, msgspec.to_builtins(state))
+                await self._entered.fleet.trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))
         oldest = await asyncio.to_thread(checkpoint.keep_newest, checkpoints, self.config.run.keep_checkpoints)
         await self._journal.forget_before(oldest)
@@ -393,7 +432,7 @@ class Pipeline:
             log.info("reward", name=name, **msgspec.to_builtins(statistics))
         await self.save()
         with waiting("the trainer", "exports"):
-            await self._fleet.trainer.export(self.run_dir / "export")
+            await self._entered.fleet.trainer.export(self.run_dir / "export")
         if self._done() and self._held_out:
             self._stage(f"evaluating {len(self._held_out)} held-out prompts")
             latest = await evaluator.last(self._sync.version)

@@ -70,43 +70,38 @@ class Waits:
     """All waits of one run."""
 
     def __init__(self) -> None:
-        self._run: Wait | None = None
+        self._doing: list[Wait] = []
         self._loops: dict[Wait, None] = {}
         self._idle_since: float | None = None
 
     @contextmanager
-    def doing(self, who: str, *, aside: bool = False) -> Iterator[Wait]:
-        """The run itself does this, at the wish of its caller; within another of these it is a part of that."""
-        above, wait = self._run, Wait(self, who, aside=aside)
-        if above is None:
-            self._run = wait
-        else:
-            above.below[wait] = None
+    def doing(self, who: str, *, aside: bool = False) -> Iterator[None]:
+        """The run itself does this, at the wish of its caller; and another thing within it, for so long."""
+        wait = Wait(self, who, aside=aside)
+        self._doing.append(wait)
         token = _current.set(wait)
         try:
-            yield wait
+            yield
         finally:
             _current.reset(token)
-            if above is None:
-                self._run, self._idle_since = None, asyncio.get_running_loop().time()
-            else:
-                del above.below[wait]
+            self._doing.remove(wait)
+            self._idle_since = asyncio.get_running_loop().time()
 
     def says(self, what: str) -> None:
         """What the run does now, in the words that people are told."""
-        if self._run is not None:
-            self._run.who, self._run.since = what, asyncio.get_running_loop().time()
+        if self._doing:
+            self._doing[-1].who, self._doing[-1].since = what, asyncio.get_running_loop().time()
 
     @property
     def is_idle(self) -> bool:
         """Whether the caller asks nothing of the run."""
-        return self._run is None
+        return not self._doing
 
     def run_at(self, now: float) -> Waiting:
         """What the run waits for at the time ``now``."""
-        if (run := self._run) is not None:
-            return run.at(now)
-        idle_s = 0.0 if self._idle_since is None else now - self._idle_since
+        if doing := self._doing[-1:]:
+            return doing[0].at(now)
+        idle_s = 0.0 if self._idle_since is None else max(0.0, now - self._idle_since)
         return Waiting(who="the caller", what="has asked for no step", seconds=idle_s, silent_s=idle_s, quiet_s=0.0)
 
     def loops_at(self, now: float) -> list[Waiting]:
