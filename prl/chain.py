@@ -6,6 +6,7 @@ A chain: ``trainer waits for batch 41 <- group 1307 <- engine-1: no token for 32
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -58,10 +59,9 @@ def path(waiting: Waiting) -> list[Waiting]:
 
 def chain(waiting: Waiting) -> str:
     """That way in one line. Of two that are the same thing only the nearer to the end is named."""
-    *way, leaf = path(waiting)
-    following = [*way[1:], leaf]
-    links = [link.text for link, next_ in zip(way, following, strict=True) if not link.aside and link.who != next_.who]
-    which = [link.who for link in way[-1:] if link.aside and not leaf.what]
+    way = [*(link for link, behind in pairwise(path(waiting)) if link.who != behind.who), path(waiting)[-1]]
+    links, leaf = [link.text for link in way[:-1] if not link.aside], way[-1]
+    which = [link.who for link in way[-2:-1] if link.aside and not leaf.what]
     return " <- ".join([*links, f"{': '.join([leaf.text, *which])} for {duration(leaf.seconds)}"])
 
 
