@@ -65,7 +65,7 @@ def ask(run_dir: Path, *, stacks: bool = False) -> Told:
     try:
         where = address.read(run_dir)
     except ConfigError:
-        return _left_behind(run_dir)
+        return _left_behind(run_dir, was_killed=(run_dir / address.CONTROL_FILE).exists())
     try:
         waits = msgspec.json.decode(_get(where, "/why", ANSWER_TIMEOUT_S), type=Why)
         told = Told(state="running", chain=waits.chain, waits=waits)
@@ -130,13 +130,16 @@ def _state_of(pid: int) -> str:
         return "gone or on another machine"
 
 
-def _left_behind(run_dir: Path) -> Told:
+def _left_behind(run_dir: Path, *, was_killed: bool) -> Told:
     """A run that listens nowhere: it ended, was killed, or is not to be asked."""
     summary: Summary | None = None
     with suppress(OSError, msgspec.MsgspecError):
         summary = msgspec.json.decode((run_dir / "summary.json").read_bytes(), type=Summary)
-    if summary is None:
-        told = Told(state="killed", chain="the run is not there any more, and has not said how it ended")
+    if was_killed:  # a summary is then that of an earlier part
+        told = Told(state="killed", chain="the run was killed: its process is gone and has not said how it ended")
+    elif summary is None:
+        why = "it starts, was killed at its start, or runs with control.enabled = false"
+        told = Told(state="silent", chain=f"nobody can be asked, and no end is told: {why}")
     else:
         how = {"done": "is done", "stopped": "was stopped, and can be resumed"}.get(summary.status, "failed")
         told = Told(state=summary.status, chain=f"the run {how}", error=summary.error)

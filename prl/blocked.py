@@ -3,7 +3,7 @@
 Invariants:
 
 - A delay that a Python function caused is told with the function, its file and line: the innermost one that is not the
-  standard library's. A delay without one was none of ours: the machine is busy, or code holds the interpreter.
+  standard library's. A delay without one is a busy machine, or C code (garbage collection, too) that holds Python.
 - While the loop has been blocked for ``FILE_AFTER_S``, a file says in what and since when; it is gone when the loop
   goes on. Whoever asks a run that does not answer finds it there.
 - A process that was stopped as a whole has not been blocked: this thread slept, too.
@@ -125,7 +125,7 @@ class LoopMonitor:
                 self._look_at_long(late_s)
 
     def _look_at_long(self, late_s: float) -> None:
-        where = self._seen.most_common(1)[0][0] if self._seen else "no Python function: the machine is busy"
+        where = self._seen.most_common(1)[0][0] if self._seen else "no Python function that could be seen"
         self._write(Blocked(pid=os.getpid(), since=time.time() - late_s, seconds=round(late_s, 1), where=where))
         if late_s > self._stall_s and self._seen and not self._is_told:
             self._is_told = True

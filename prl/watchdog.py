@@ -108,7 +108,8 @@ class Watchdog:
         if where is not None and lag_s > BLOCKED_WARNING_S:
             log.warning("blocking code held up the event loop", where=where, seconds=round(lag_s, 3))
         elif lag_s > LATE_WARNING_S:
-            log.warning("the event loop came late, nothing of this process in its way", seconds=round(lag_s, 3))
+            why = "no function was seen in its way: the machine is busy, or C code or garbage collection held Python"
+            log.warning("the event loop came late", why=why, seconds=round(lag_s, 3))
         if (verdict := monitor.verdict) is not None:
             raise verdict
 

@@ -22,6 +22,7 @@ from prl import asking
 from prl.blocked import FILE
 from prl.cli import main
 from prl.config import EvalConfig, RewardConfig
+from prl.config_control import ControlConfig
 from prl.control.address import ControlAddress, write
 from tests.test_blocked import sluggish
 from tests.test_pipeline import simulated
@@ -34,7 +35,9 @@ async def never(completion: prl.Completion, prompt: prl.Prompt) -> float:
     return 0.0
 
 
-HANGING = simulated(rewards=[RewardConfig(name="test-never", timeout_s=100)], eval=EvalConfig(num_samples=0))
+HANGING = simulated(
+    rewards=[RewardConfig(name="test-never", timeout_s=100)], eval=EvalConfig(num_samples=0), control=ControlConfig()
+)
 
 
 def test_a_run_answers_while_it_goes_on_is_blocked_and_when_it_ended(
@@ -52,7 +55,7 @@ def test_a_run_answers_while_it_goes_on_is_blocked_and_when_it_ended(
     async def drive() -> None:
         async with prl.Pipeline(HANGING, run_dir=folder) as pipeline:
             step = asyncio.ensure_future(pipeline.step())
-            while "reward" not in pipeline.why().chain:
+            while "reward" not in pipeline.why().chain:  # noqa: ASYNC110 - told by nobody
                 await asyncio.sleep(0.01)
             told.append(await asyncio.to_thread(asking.ask, folder, stacks=True))
             asker = threading.Thread(target=ask_when_blocked)
@@ -101,7 +104,7 @@ def test_a_run_that_was_killed_is_told_by_what_it_left(tmp_path: Path, capsys: p
     folder = left_behind(tmp_path / "run", pid=gone.pid)
     assert main(["why", str(folder)]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("the run is not there any more, and has not said how it ended\n")
+    assert out.startswith("the run was killed: its process is gone and has not said how it ended\n")
     assert "steps done  4\n" in out
     assert f"stacks      {folder}/stalls/2.txt" in out
 

@@ -164,9 +164,9 @@ def test_a_reward_that_blocks_the_loop_is_named_in_the_events(tmp_path: Path) ->
 
     asyncio.run(main())
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    (warned,) = [event for event in events if event.get("where", "").startswith(f"sluggish ({__file__}:")]
-    assert warned["level"] == "warning"
-    assert warned["seconds"] >= 0.3
+    warned = [event for event in events if event.get("where", "").startswith(f"sluggish ({__file__}:")]
+    assert {event["level"] for event in warned} == {"warning"}
+    assert max(event["seconds"] for event in warned) >= 0.3
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert max(line["loop_lag_ms"] for line in metrics) >= 300
 

@@ -215,4 +215,4 @@ async def test_an_engine_that_is_started_again_is_told(tmp_path: Path, broken: B
     broken(engine=Script(die_at_s=3.0), later=Script(open_s=60))
     config = patient(engine=EngineConfig(kind="simulated", count=1, max_num_seqs=8, max_model_len=256))
     chain = await chain_of(tmp_path / "run", config, until="engine-0: starts")
-    assert re.search(r"trainer waits for batch \d+ <- group \d+ <- the engines: wait for .* <- engine-0: starts", chain)
+    assert re.search(r"<- the engines: wait for an engine to .* again <- engine-0: starts for", chain)
