@@ -18,7 +18,9 @@ from pathlib import Path
 
 from prl.errors import ConfigError
 
-LOCK = "lock"
+LOCK, RUNS = "lock", Path("runs")
+MAX_TRIES = 5
+"""Times that a folder is made anew which another run took away in the moment it was made."""
 
 
 class Claim:
@@ -53,7 +55,7 @@ def choose(name: str, run_dir: Path | None, *, resume: bool) -> Path:
         if resume and not (run_dir / "config.toml").exists():
             raise ConfigError(f"{run_dir} holds no run to resume (it has no config.toml)")
         return run_dir
-    number, free = 1, Path("runs") / name
+    number, free = 1, _named(name, 1)
     while (free / "config.toml").exists():
         number, newest = number + 1, free
         free = _named(name, number)
@@ -94,7 +96,7 @@ def claim(name: str, run_dir: Path | None, *, resume: bool) -> Claim:
 
 
 def _named(name: str, number: int) -> Path:
-    return Path("runs") / (name if number == 1 else f"{name}-{number}")
+    return RUNS / (name if number == 1 else f"{name}-{number}")
 
 
 def _locked(path: Path) -> Claim:
@@ -117,11 +119,16 @@ def _locked(path: Path) -> Claim:
 
 
 def _opened(path: Path) -> int:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        return os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise ConfigError(f"nothing can be written to {path}: {error.strerror}; name another --run-dir") from error
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            return os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and tries < MAX_TRIES:
+                continue
+            raise ConfigError(f"nothing can be written to {path}: {error.strerror}; name another --run-dir") from error
 
 
 def _let_go(path: Path, descriptor: int) -> None:
@@ -130,6 +137,8 @@ def _let_go(path: Path, descriptor: int) -> None:
         if [entry.name for entry in path.iterdir()] == [LOCK]:
             (path / LOCK).unlink()
             path.rmdir()
+            if path.parent == RUNS:
+                path.parent.rmdir()
     os.close(descriptor)
 
 

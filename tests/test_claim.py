@@ -122,7 +122,7 @@ def test_runs_that_start_at_once_get_folders_of_their_own(here: Path) -> None:
         for process in processes:
             process.communicate("")
     assert found == ["runs/math", "runs/math-2", "runs/math-3", "runs/math-4"]
-    assert list((here / "runs").iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_a_run_that_goes_on_cannot_be_resumed_beside_itself(here: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_claim_ends_with_whoever_holds_it(here: Path) -> None:
     assert held.path.exists()
     del held
     gc.collect()
-    assert list((here / "runs").iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_a_folder_that_takes_nothing_is_said(here: Path) -> None:
