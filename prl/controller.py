@@ -26,6 +26,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -135,7 +136,12 @@ class Controller:
     # ---- the loops ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Admit, watch and bring back until cancelled."""
+        """Admit, watch and bring back until cancelled.
+
+        A run that goes on in the middle of a round trains the rest of it on the round's own data: until its push no
+        prompt takes the slots of the round's steps that are done, so rounds begin where they do in a run of one part.
+        """
+        self._buffer.hold(self._pacing.groups_per_step * self.steps_into_round)
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._failure.guard("admit", self._admit()))
             loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
@@ -170,7 +176,8 @@ class Controller:
         """One prompt to its outcome; whatever else happens is the run's failure."""
         prompt = entry.prompt
         with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
-            self._settle(ticket, prompt, await self._rollout(prompt, entry.members))
+            ended = partial(self._buffer.stream_ended, ticket)
+            self._settle(ticket, prompt, await self._rollout(prompt, entry.members, ended))
 
     def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
@@ -279,7 +286,7 @@ class Controller:
         """The groups of one step; a round of batches is taken as one."""
         size = self._pacing.groups_per_step
         if not self._round:
-            waits_since, count = self._clock(), size * self._pacing.steps_per_round
+            waits_since, count = self._clock(), self._num_left_in_round()
             self.waits_for_batch = True
             try:
                 with waiting(f"trainer waits for batch {self.step_number + 1}", on=lambda: self._missing(count)):
@@ -303,6 +310,15 @@ class Controller:
         log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
+
+    @property
+    def steps_into_round(self) -> int:
+        """Steps done of the round under way, which began at a multiple of G; 0 in pipeline mode."""
+        return self.step_number % self._pacing.steps_per_round
+
+    def _num_left_in_round(self) -> int:
+        """Groups that the steps of the round need which are not done."""
+        return self._pacing.groups_per_step * (self._pacing.steps_per_round - self.steps_into_round)
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
