@@ -330,7 +330,9 @@ class Pipeline:
         """How the run is at this moment, also while it starts and ends."""
         controller = None if self._wired is None else self._wired.controller
         trainer = None if self._fleet is None else self._fleet.trainer
-        state = "starts" if controller is None else "waits for a batch" if controller.waits_for_batch else "works"
+        state = "starts"
+        if controller is not None and self._sync.version >= 0:
+            state = "waits for a batch" if controller.waits_for_batch else "works"
         return Status(
             run_dir=str(self.run_dir.absolute()),
             pid=os.getpid(),
