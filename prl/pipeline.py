@@ -38,7 +38,6 @@ from prl.metrics import StepReport
 from prl.models import resolve_model
 from prl.prompts import PromptSource, open_source
 from prl.recovery import Start, find_start
-from prl.rewards.scorer import Scorer
 from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals, choose
 from prl.settings import to_toml
 from prl.tokenizer import Tokenizer
@@ -93,7 +92,7 @@ class Pipeline:
         self._stack = AsyncExitStack()
         self._loops = AsyncExitStack()
         self._model = resolve_model(config.model)
-        self._scorer = Scorer(config.rewards)
+        self._scorer = parts.make_scorer(config)
         self._wired: Wired | None = None
         self._eval_after: float | None = None
         self._run_is_open = False

@@ -3,9 +3,9 @@ r"""The final answer of a completion, found by linear scans.
 The answer is what the text states last: the content of the last ``\boxed{...}``, or the rest of the sentence after the
 last "answer is", "answer:" or "####", whichever stands later. Where neither occurs it is the last number.
 
-- Thinking is no answer: only text after ``</think>`` (``</thinking>``, ``</thought>``, ``</reasoning>``) counts, there is
-  at most one such block, and a block that is never closed (opened by the completion, or by the chat template at the end
-  of the prompt) means there is no answer.
+- Thinking is no answer: only text after ``</think>`` (or ``thinking``, ``thought``, ``reasoning``) counts, there is at
+  most one such block, and a block that is never closed (opened by the completion, or by the chat template at the end of
+  the prompt) means there is no answer.
 - Boxes with nothing but ``and``, ``or``, commas and spaces between them are one answer, a list: who boxes every number
   has not answered. Boxes with other words between them are corrections, and the last one counts (``boxes = "last"``:
   always). What is offered right behind the answer (``or maybe 8``) belongs to it.
@@ -16,6 +16,7 @@ last "answer is", "answer:" or "####", whichever stands later. Where neither occ
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Literal
 
 from prl.types import Completion, Prompt
@@ -33,7 +34,8 @@ _BOX = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN = re.compile(r"(?:[\s,;$&*]|\\[,;! ]|\\quad|\\(?:text\s*\{\s*)?|\b(?:and|or)\b|\})*")
 _OFFERED = re.compile(
-    r"[\s,;.$(*]*(?:\\text\s*\{\s*)?\(?((?:or|maybe|perhaps|possibly|alternatively|otherwise)\b[^\n]{0,80})", re.IGNORECASE
+    r"[\s,;.$(*]*(?:\\text\s*\{\s*)?\(?((?:or|maybe|perhaps|possibly|alternatively|otherwise)\b[^\n]{0,80})",
+    re.IGNORECASE,
 )
 MAX_BETWEEN_CHARS = 40
 """Boxes that are further apart are not side by side."""
@@ -47,7 +49,7 @@ def final_answer(
     completion: Completion, prompt: Prompt, extract: Extract = "auto", boxes: Boxes = "list"
 ) -> str | None:
     """What the completion states as its answer, or None. The prompt only tells whether it opened the thinking."""
-    text = _after_thinking(completion.text, opened=_opens_thinking(prompt.text))
+    text = after_thinking(completion.text, opened=opens_thinking(prompt))
     if text is None:
         return None
     if extract == "text":
@@ -81,16 +83,18 @@ def _boxed(text: str, spans: list[tuple[int, int]], boxes: Boxes) -> str:
     return ", ".join(contents)
 
 
-def _opens_thinking(prompt: str) -> bool:
-    tags = _THINKING.findall(prompt)
+def opens_thinking(prompt: Prompt) -> bool:
+    """Whether the chat template has begun the thinking, so that the completion goes on with it."""
+    tags = _THINKING.findall(prompt.text)
     return bool(tags) and tags[-1] == ""
 
 
-def _after_thinking(text: str, *, opened: bool) -> str | None:
-    tags = list(_THINKING.finditer(text))
+def after_thinking(text: str, *, opened: bool) -> str | None:
+    """The text behind its one thinking block, or all of it; None where the thinking is not over, or there are two."""
+    tags = list(islice(_THINKING.finditer(text), 3))  # a third is one too many, whatever it is
     num_closed = sum(1 for tag in tags if tag.group(1))
     num_opened = len(tags) - num_closed + opened
-    if num_opened != num_closed or num_opened > 1:
+    if num_opened != num_closed or num_opened > 1 or len(tags) > 2:  # noqa: PLR2004
         return None
     return text[tags[-1].end() :] if num_closed else text
 

@@ -111,7 +111,25 @@ def test_the_prompt_is_never_searched() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["{", "}", r"\boxed{", "$", "answer is ", "answer ", "<think>", r"\boxed{1} ", r"\boxed{1} or ", "} or ", "$ ", "1,", "-", "9", "\\", " "]
+    "unit",
+    [
+        "{",
+        "}",
+        r"\boxed{",
+        "$",
+        "answer is ",
+        "answer ",
+        "<think>",
+        r"\boxed{1} ",
+        r"\boxed{1} or ",
+        "} or ",
+        "$ ",
+        "1,",
+        "-",
+        "9",
+        "\\",
+        " ",
+    ],
 )
 @pytest.mark.parametrize("extract", ["auto", "boxed", "number", "text"])
 def test_no_text_takes_long(unit: str, extract: Extract) -> None:

@@ -1,6 +1,6 @@
 r"""The verdict on an answer, and why: shapes compared by rules.
 
-Rules of the answers' form are ``Policy``; everything else is fixed:
+What may be decided either way is ``policy.py``; everything else is fixed:
 
 - One value is never several: an answer that offers more or fewer values than the right one is wrong.
 - ``x = 5`` is 5 where the other side states no symbol. Equations are the same where one is a multiple of the other.
@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Literal
 
 import mpmath
 import msgspec
 
+from prl.rewards.verdict.node import Node, UnknownError, UnreadableError, number
+from prl.rewards.verdict.operations import Number, TooLargeError, UndefinedError, real
+from prl.rewards.verdict.policy import Policy
 from prl.rewards.verdict.shape import Based, Bracketed, Matrix, Relation, Scalar, Several, Shape, Words, read
-from prl.rewards.verdict.syntax import Node, UnknownError, UnreadableError, number
 from prl.rewards.verdict.text import MalformedError, clean, literal
-from prl.rewards.verdict.value import TooLargeError, UndefinedError, agree, close, same, symbols
+from prl.rewards.verdict.value import agree, close, same, symbols
 
 _CHOICE = re.compile(r"(?:option |choice )?(?:\\text ?\{ ?)?\(?([A-J])\)?(?: ?\})?", re.IGNORECASE)
 _CHOSEN = re.compile(
@@ -29,19 +30,6 @@ _CHOSEN = re.compile(
 _HEDGED_CHOICE = re.compile(r"(?:\b(?:or|and|maybe|not)\b|[,/&]) ?(?:\\text ?\{ ?)?\(?[A-J]\b", re.IGNORECASE)
 MAX_CHOICE_CHARS = 500
 """A choice with its text is not longer."""
-
-
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be decided either way."""
-
-    relative_tolerance: float = 1e-6
-    """How far, relative to the larger, a number written with a decimal point may be off. 0 is exact."""
-    percent: Literal["either", "value"] = "either"
-    """``25%`` is 0.25; with ``either`` it is 25 as well, since the sign may stand in the question."""
-    units: Literal["if_stated", "required", "ignored"] = "if_stated"
-    """Two different units are different answers. One that only one side states does not matter with ``if_stated``."""
-    bases: Literal["stated", "value"] = "stated"
-    r"""``52_8`` is not 42 with ``stated``: who is asked for a base has to use it."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -65,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """The same for people."""
 
 
-def verdict(gold: str, answer: str, policy: Policy) -> Outcome:
+def verdict(gold: str, answer: str, policy: Policy) -> Outcome:  # noqa: C901, PLR0911 - one a reason
     """Compare an answer with the right one; ``unread`` where a formula of either is not understood here."""
     try:
         right = reading(gold)
@@ -148,7 +136,7 @@ class _Comparison:
             return Outcome(0.0, "other_kind", f"it is a {kinds[0]} where a {kinds[1]} is right")
         return Outcome(0.0, "other_value", "it means something else")
 
-    def equal(self, right: Shape, given: Shape) -> bool:
+    def equal(self, right: Shape, given: Shape) -> bool:  # noqa: C901, PLR0911, PLR0912 - a case a pair of kinds
         """Whether both mean the same. Raises UnreadableError."""
         match right, given:
             case (Words(), Words()):
@@ -241,12 +229,12 @@ class _Comparison:
             return False
         ratios = []
 
-        def accept(a: object, b: object) -> bool:
+        def accept(a: Number, b: Number) -> bool:
             if a == 0 or b == 0:
-                return a == b
-            ratio = mpmath.mpf(b.numerator) / b.denominator / _real(a) if hasattr(b, "denominator") else b / _real(a)  # type: ignore[attr-defined]
+                return bool(a == b)
+            ratio = real(b) / real(a)
             ratios.append(ratio)
-            return close(ratio, ratios[0], 0.0) and (ratio > 0 or not positive)
+            return close(ratio, ratios[0], 0.0) and not (positive and bool(ratio < 0))
 
         with mpmath.workdps(40):
             return agree(sorted(symbols(one)), one, other, False, accept)
@@ -277,10 +265,6 @@ class _Comparison:
         entries = [entry for row in matrix.rows for entry in row]
         is_vector = len(matrix.rows) == 1 or all(len(row) == 1 for row in matrix.rows)
         return is_vector and self._in_order(tuple(entries), vector.items)
-
-
-def _real(value: object) -> object:
-    return mpmath.mpf(value.numerator) / value.denominator if hasattr(value, "denominator") else value  # type: ignore[attr-defined]
 
 
 def _times(node: Node, factor: object) -> Node:

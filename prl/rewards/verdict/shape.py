@@ -14,7 +14,9 @@ from typing import Literal
 
 import msgspec
 
-from prl.rewards.verdict.syntax import MAX_DEPTH, Node, UnknownError, UnreadableError, number, parse
+from prl.rewards.verdict.brackets import inside, outside, split
+from prl.rewards.verdict.node import Node, UnknownError, UnreadableError, number
+from prl.rewards.verdict.syntax import MAX_DEPTH, parse
 from prl.rewards.verdict.text import literal
 from prl.rewards.verdict.units import Unit, split_percent, split_unit
 from prl.rewards.verdict.words import number_in_words
@@ -81,16 +83,18 @@ _LONG_WORD = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{3,}|\\text")
 _WRAPPED = re.compile(r"\\text\s*\{([^{}]*)\}")
 _BASED = re.compile(r"([0-9A-Fa-f]+)\s*_\s*(?:\{\s*(?:\\text\s*\{\s*)?(\d+|[a-z]+)\s*\}?\s*\}|(\d+))")
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
-_MATRIX = re.compile(r"[(\[{]?\s*\\begin\s*\{([pbB]?matrix|array)\}(?:\s*\{[lcr| ]*\})?(.*)\\end\s*\{\1\}\s*[)\]}]?", re.DOTALL)
-_CONNECTIVE = re.compile(r"\\text\s*\{\s*,?\s*(?:or|and)\s*,?\s*\}|(?<![\\a-zA-Z])(?:or|and)(?![a-zA-Z])|[,;]|\\cup(?![a-zA-Z])|&")
+_MATRIX = re.compile(
+    r"[(\[{]?\s*\\begin\s*\{([pbB]?matrix|array)\}(?:\s*\{[lcr| ]*\})?(.*)\\end\s*\{\1\}\s*[)\]}]?", re.DOTALL
+)
+_CONNECTIVE = re.compile(
+    r"\\text\s*\{\s*,?\s*(?:or|and)\s*,?\s*\}|(?<![\\a-zA-Z])(?:or|and)(?![a-zA-Z])|[,;]|\\cup(?![a-zA-Z])|&"
+)
 _SIGN = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|to|rightarrow|implies|Rightarrow)(?![a-zA-Z])|[<>]=?|!=|=")
-_OPEN, _CLOSE = "([{", ")]}"
-_BRACKET = re.compile(r"\\[{}]|\\langle|\\rangle|[(\[{}\])]|\\.", re.DOTALL)
 _REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{\s*all real numbers\s*\}|all real numbers")
 _FLIPPED = {">": "<", ">=": "<=", r"\ge": "<=", "<": "<", "<=": "<=", r"\le": "<=", "!=": "!=", r"\ne": "!=", "=": "="}
 
 
-def read(text: str, depth: int = 0) -> Shape:
+def read(text: str, depth: int = 0) -> Shape:  # noqa: C901, PLR0911, PLR0912 - one a kind
     """The shape of a cleaned text. Raises UnreadableError."""
     text = text.strip()
     if depth > MAX_DEPTH:
@@ -108,16 +112,16 @@ def read(text: str, depth: int = 0) -> Shape:
         return _matrix(matrix.group(2), depth)
     if _WORDS.fullmatch(text) and (spelt := number_in_words(_WRAPPED.sub(r" \1 ", text))) is not None:
         return Scalar(number(spelt))
-    parts = _split(text, _CONNECTIVE)
+    parts = split(text, _CONNECTIVE)
     if len(parts) > 1:
         return _several(text, parts, depth)
     if _WORDS.fullmatch(text) and _LONG_WORD.search(text):
         return Words(literal(text))
-    if len(sides := _split(text, _SIGN)) > 1:
+    if len(sides := split(text, _SIGN)) > 1:
         return _relation(sides, _signs(text), depth)
     if r"\pm" in text or r"\mp" in text:
         return _both_signs(text, depth)
-    if (inner := _inside(text)) is not None:
+    if (inner := inside(text)) is not None:
         return _bracketed(text, inner, depth)
     if based := _BASED.fullmatch(text):
         return _based(based)
@@ -168,7 +172,7 @@ def _both_signs(text: str, depth: int) -> Shape:
 
 def _bracketed(text: str, inner: str, depth: int) -> Shape:
     opening = r"\{" if text.startswith(r"\{") else text[0]
-    parts = _split(inner, re.compile(r"[,;]"))
+    parts = split(inner, re.compile(r"[,;]"))
     if opening == r"\{":
         if not inner.strip():
             return Several((), is_set=True)
@@ -195,7 +199,7 @@ def _matrix(body: str, depth: int) -> Shape:
     rows = [row for row in re.split(r"\\\\", body) if row.strip()]
     if not 0 < len(rows) <= MAX_VALUES:
         raise UnreadableError("a matrix without rows")
-    entries = tuple(tuple(read(entry, depth + 1) for entry in _split(row, re.compile("&"))) for row in rows)
+    entries = tuple(tuple(read(entry, depth + 1) for entry in split(row, re.compile("&"))) for row in rows)
     if len({len(row) for row in entries}) != 1:
         raise UnreadableError("rows of different lengths")
     return Matrix(entries)
@@ -238,9 +242,7 @@ def _relation(sides: list[str], signs: list[str], depth: int) -> Shape:
     first, second = (_FLIPPED[sign] for sign in (reversed(signs) if flips[0] else signs))
     if middle.op != "symbol" or "=" in (first, second):
         raise UnreadableError("a chain of inequalities")
-    return Bracketed(
-        "[" if first == "<=" else "(", "]" if second == "<=" else ")", (Scalar(low), Scalar(high))
-    )
+    return Bracketed("[" if first == "<=" else "(", "]" if second == "<=" else ")", (Scalar(low), Scalar(high)))
 
 
 def _interval(left: Node, sign: str, right: Node) -> Shape:
@@ -267,44 +269,5 @@ def _scalar(text: str) -> Shape:
     return Scalar(parse(text), unit, percent)
 
 
-def _split(text: str, separator: re.Pattern[str]) -> list[str]:
-    """The parts of ``text`` between separators that stand in no bracket."""
-    parts, start = [], 0
-    for match in _outside(text, separator):
-        parts.append(text[start : match.start()])
-        start = match.end()
-    return [*parts, text[start:]]
-
-
 def _signs(text: str) -> list[str]:
-    return [match.group() for match in _outside(text, _SIGN)]
-
-
-def _outside(text: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
-    """Matches that stand in no bracket; one that would open in ``\text{`` counts as a whole."""
-    found = []
-    brackets = [(match.start(), match.group()) for match in _BRACKET.finditer(text)]
-    depth, position = 0, 0
-    for match in pattern.finditer(text):
-        while position < len(brackets) and brackets[position][0] < match.start():
-            bracket = brackets[position][1].removeprefix("\\")
-            depth += 1 if bracket in ("(", "[", "{", "langle") else -1 if bracket in (")", "]", "}", "rangle") else 0
-            position += 1
-        if depth == 0:
-            found.append(match)
-    return found
-
-
-def _inside(text: str) -> str | None:
-    """What stands between the first bracket and its partner, where that is the end of the text."""
-    if not text.startswith(("(", "[", "{", r"\{", r"\langle")):
-        return None
-    depth = 0
-    for match in _BRACKET.finditer(text):
-        bracket = match.group().removeprefix("\\")
-        depth += 1 if bracket in ("(", "[", "{", "langle") else -1 if bracket in (")", "]", "}", "rangle") else 0
-        if depth == 0:
-            first = re.match(r"\\\{|\\langle|.", text)
-            assert first is not None
-            return text[first.end() : match.start()] if match.end() == len(text) else None
-    return None
+    return [match.group() for match in outside(text, _SIGN)]

@@ -17,7 +17,9 @@ _SYMBOLS = {
     "\u2026": r"\ldots ", "\u2200": r"\forall ", "\u2203": r"\exists ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ",
     "\u2205": r"\emptyset ", "\u211d": r"\mathbb{R}", "\u2044": "/", "\u201c": '"', "\u201d": '"', "\u2019": "'",
 }  # fmt: skip
-_SUPERSCRIPTS = dict(zip("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-", strict=True))
+_SUPERSCRIPTS = dict(
+    zip("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-", strict=True)
+)
 _SUBSCRIPTS = dict(zip("\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089", "0123456789", strict=True))
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e]")
 _RAISED = re.compile("[" + "".join(_SUPERSCRIPTS) + "]+")
@@ -34,8 +36,28 @@ _RENAMED = {
     r"\lor": r"\text{ or }", r"\vee": r"\text{ or }", r"\land": r"\text{ and }", r"\iff": "",
 }  # fmt: skip
 _DROPPED = frozenset(
-    r"\left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \displaystyle \textstyle \limits "
-    r"\nolimits \middle \boxed \fbox \mathop".split()
+    [
+        r"\left",
+        r"\right",
+        r"\big",
+        r"\Big",
+        r"\bigg",
+        r"\Bigg",
+        r"\bigl",
+        r"\bigr",
+        r"\Bigl",
+        r"\Bigr",
+        r"\biggl",
+        r"\biggr",
+        r"\displaystyle",
+        r"\textstyle",
+        r"\limits",
+        r"\nolimits",
+        r"\middle",
+        r"\boxed",
+        r"\fbox",
+        r"\mathop",
+    ]
 )
 _SPACES = frozenset([r"\,", r"\;", r"\:", r"\ ", r"\quad", r"\qquad", r"\!", "~", r"\enspace", r"\thinspace"])
 _TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)|~", re.DOTALL)
@@ -44,9 +66,7 @@ _CIRCLE = re.compile(r"\^ ?\{? ?\\circ ?\}?| ?\bdegrees?\b(?! ?[a-zA-Z])")
 _BARE_NAMES = re.compile(
     r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|pi|infinity|inf|infty)(?![a-zA-Z])"
 )
-_THOUSANDS = re.compile(
-    r"(?<![\d.,}])(\d{1,3})((?:\{,\}|,\\!|\\,|,)\d{3}(?:(?:\{,\}|,\\!|\\,|,)\d{3})*)(?![\d])"
-)
+_THOUSANDS = re.compile(r"(?<![\d.,}])(\d{1,3})((?:\{,\}|,\\!|\\,|,)\d{3}(?:(?:\{,\}|,\\!|\\,|,)\d{3})*)(?![\d])")
 _TIMES = re.compile(r"(?<=\d)\s*[xX]\s*10(?=\s*\^|\s*\*\*)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,/])(\d{1,3}(?: \d{3})+)(?![\d/])")
 _SPACE = re.compile(r"\s+")
@@ -71,7 +91,9 @@ def clean(answer: str) -> str:
     text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
     text = _TOKEN.sub(_respelled, _NO_DELIMITER.sub("", text))
     text = _CIRCLE.sub(r"^\\circ ", text)
-    text = _BARE_NAMES.sub(lambda match: "\\infty " if match.group(1).startswith("inf") else f"\\{match.group(1)} ", text)
+    text = _BARE_NAMES.sub(
+        lambda match: "\\infty " if match.group(1).startswith("inf") else f"\\{match.group(1)} ", text
+    )
     text = _SPACE.sub(" ", text).strip(" *")
     while text.endswith((".", ",", ";", ":", "!!!")) and not text.endswith(r"\."):
         text = text[:-1].rstrip()

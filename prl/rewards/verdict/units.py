@@ -14,15 +14,46 @@ from fractions import Fraction
 
 import msgspec
 
-from prl.rewards.verdict.syntax import UnreadableError
+from prl.rewards.verdict.node import UnreadableError
 
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|\bpercent)\s*$")
 _CURRENCY = re.compile(r"^\s*(-?)\s*(\\\$|\u20ac|\u00a3)\s*(-?)")
 _TOKEN = re.compile(r"\\text\s*\{([^{}]*)\}|([A-Za-z]+)|\^\s*\{?\s*(-?\d)\s*\}?|(/)|\\cdot|\s+|(\S)")
 _WORD = re.compile(r"[A-Za-z]+|\^\s*\{?-?\d\}?|/|\u20ac|\u00a3|\$")
 _MORE_THAN_A_UNIT = frozenset(
-    "is are was not no wrong or and but maybe perhaps possibly probably if to from about around approximately either "
-    "neither nor except unless roughly nearly almost than between mod choose".split()
+    [
+        "is",
+        "are",
+        "was",
+        "not",
+        "no",
+        "wrong",
+        "or",
+        "and",
+        "but",
+        "maybe",
+        "perhaps",
+        "possibly",
+        "probably",
+        "if",
+        "to",
+        "from",
+        "about",
+        "around",
+        "approximately",
+        "either",
+        "neither",
+        "nor",
+        "except",
+        "unless",
+        "roughly",
+        "nearly",
+        "almost",
+        "than",
+        "between",
+        "mod",
+        "choose",
+    ]
 )
 _ENDS_A_VALUE = frozenset("0123456789)}]!")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
@@ -100,7 +131,7 @@ def _start_of_unit(text: str) -> int | None:
         elif start is not None and (exponent or slash) and not was_word:
             start = None
         was_word = (wrapped or word) is not None or (was_word and not match.group().strip())
-    return start if start else None
+    return start or None
 
 
 def _begins_unit(text: str, match: re.Match[str]) -> bool:
@@ -113,29 +144,29 @@ def _begins_unit(text: str, match: re.Match[str]) -> bool:
     return known or (before.endswith(" ") and len(word) >= 3)  # noqa: PLR2004
 
 
-def _unit(words: str) -> Unit | None:
+def _unit(words: str) -> Unit | None:  # noqa: C901 - one a kind of word
     """Read ``km/h``, ``square meters``, ``meters per second`` or a label."""
     found: Counter[str] = Counter()
     factor = Fraction(1)
     sign, power, labels = 1, 1, []
     last: tuple[str, Fraction] | None = None
-    for token in _WORD.findall(words):
-        lower = token.lower()
+    for word in _WORD.findall(words):
+        lower = word.lower()
         if lower in _MORE_THAN_A_UNIT:
-            raise UnreadableError(f"{token!r} says more than an answer does")
-        if token.startswith("^"):
-            exponent = int(re.sub(r"[^\d-]", "", token)) - 1
+            raise UnreadableError(f"{word!r} says more than an answer does")
+        if word.startswith("^"):
+            exponent = int(re.sub(r"[^\d-]", "", word)) - 1
             if last is not None:
                 found[last[0]] += sign * exponent
                 factor *= last[1] ** (sign * exponent)
-        elif token == "/" or lower == "per":
+        elif word == "/" or lower == "per":
             sign = -1
         elif lower in ("square", "sq"):
             power = 2
         elif lower == "cubic":
             power = 3
         else:
-            last = _known(token)
+            last = _known(word)
             if last is None and (compound := _COMPOUND.get(lower) or _COMPOUND.get(lower.removesuffix("s"))):
                 return compound
             if last is None:
