@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "reward",
         metavar="REWARD",
-        help="a built-in (answer, math, format, ...), an entry point, or package.module:name",
+        help="a built-in (answer, math, ...), an entry point, or package.module:name",
     )
     parser.add_argument("file", metavar="FILE.jsonl", help="rows, one JSON object a line; - is stdin")
     parser.add_argument(

@@ -33,7 +33,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     group: str | int | None = None
 
 
-class ScoredRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ScoredRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the output."""
 
     line: int
