@@ -25,11 +25,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
-from prl.buffer import Buffer, Ticket
+from prl.buffer import Buffer, BufferStatistics, Ticket
 from prl.engines.pool import EnginePool
 from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
 from prl.failure import FirstFailure, failures_to
@@ -142,7 +143,12 @@ class Controller:
     # ---- the loops ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Admit, watch and keep time until cancelled."""
+        """Admit, watch and keep time until cancelled.
+
+        A run that goes on in the middle of a round trains the rest of it on the round's own data: until its push no
+        prompt takes the slots of the round's steps that are done, so rounds begin where they do in a run of one part.
+        """
+        self._buffer.hold(self._pacing.groups_per_step * self.steps_into_round)
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._failure.guard("admit", self._admit()))
             loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
@@ -177,7 +183,8 @@ class Controller:
         """One prompt to its outcome; whatever else happens is the run's failure."""
         prompt = entry.prompt
         with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
-            self._settle(ticket, prompt, await self._rollout(prompt, entry.members))
+            ended = partial(self._buffer.stream_ended, ticket)
+            self._settle(ticket, prompt, await self._rollout(prompt, entry.members, ended))
 
     def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
@@ -290,7 +297,7 @@ class Controller:
         if not self._round:
             waits_since, self._waits_for_batch = self._clock(), True
             try:
-                self._round.extend(await self._buffer.take(size * self._pacing.steps_per_round))
+                self._round.extend(await self._buffer.take(self._num_left_in_round()))
             finally:
                 self._waits_for_batch = False
             self.meter.wait_batch_s = self._clock() - waits_since
@@ -311,6 +318,15 @@ class Controller:
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
 
+    @property
+    def steps_into_round(self) -> int:
+        """Steps done of the round under way, which began at a multiple of G; 0 in pipeline mode."""
+        return self.step_number % self._pacing.steps_per_round
+
+    def _num_left_in_round(self) -> int:
+        """Groups that the steps of the round need which are not done."""
+        return self._pacing.groups_per_step * (self._pacing.steps_per_round - self.steps_into_round)
+
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -323,11 +339,20 @@ class Controller:
         self._source.seek(cursor)
         self._restored.extend(entries)
 
+    @property
+    def waits_for_batch(self) -> bool:
+        """Whether the trainer has nothing to train on."""
+        return self._waits_for_batch
+
+    def slots(self) -> BufferStatistics:
+        """How the slots are used."""
+        return self._buffer.statistics()
+
     def why(self) -> str:
         """Who waits for whom, as a chain."""
         if not self._waits_for_batch:
             return f"step {self.step_number} is in the trainer or in the weight update"
-        late = self._buffer.waiting_for(self._pacing.groups_per_step * self._pacing.steps_per_round)
+        late = self._buffer.waiting_for(self._num_left_in_round())
         prompts = ", ".join(str(self._untrained[ticket].id) for ticket in late[:8])
         slots = self._buffer.statistics()
         return (

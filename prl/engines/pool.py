@@ -27,7 +27,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
-from prl.engines.seats import ANSWER_MARGIN_S, Seat, Seats
+from prl.engines.seats import ANSWER_MARGIN_S, EngineStatus, Seat, Seats
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
@@ -97,6 +97,8 @@ class EnginePool:
             await self.close()
             raise
         self._opened_at = asyncio.get_running_loop().time()
+        for seat in self.seats.all:
+            seat.enter("serving")
         self._gate.set()
 
     @property
@@ -200,6 +202,10 @@ class EnginePool:
             paused=not self._gate.is_set(),
             dead=[seat.engine.name for seat in self.seats.all if not seat.serves],
         )
+
+    def status(self) -> list[EngineStatus]:
+        """Each engine as people see it."""
+        return [seat.status(self._placement.running[seat.index]) for seat in self.seats.all]
 
     def describe(self) -> str:
         """One line for people: what each engine holds and what it has not answered."""
