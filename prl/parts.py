@@ -20,10 +20,10 @@ from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
 from prl.engines.pool import EnginePool
 from prl.environments.base import Environment, make_environment
-from prl.environments.episodes import Door, Episodes, Judge, judged_with
+from prl.environments.episodes import Door, Episodes, GroupJudge, Judge, group_judged_with, judged_with
 from prl.environments.history import rewritten_history
 from prl.environments.session import Limits
-from prl.errors import MissingExtraError
+from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
@@ -182,7 +182,6 @@ def make_pacing(config: Config) -> Pacing:
         groups_per_step=pipeline.groups_per_step,
         steps_per_round=pipeline.steps_per_round if pipeline.mode == "conventional" else 1,
         max_consecutive_drops=pipeline.max_consecutive_drops,
-        stall_timeout_s=config.run.stall_timeout_s,
     )
 
 
@@ -247,12 +246,20 @@ def make_rollout(
         record=record,
         deadlines=engines.deadlines,
         play=play,
+        score_group=group_judge_of(config, scorer),
     )
 
 
 def make_scorer(config: Config) -> Scorer:
-    """The rewards. Raises PluginError or MissingExtraError where one cannot be found, made or used here."""
-    return Scorer(config.rewards, needed=config.environment.name == SINGLE_TURN)
+    """The rewards. Raises PluginError, MissingExtraError, or ConfigError where they cannot judge what is held out."""
+    is_single_turn = config.environment.name == SINGLE_TURN
+    scorer = Scorer(config.rewards, needed=is_single_turn)
+    if is_single_turn and config.eval.num_samples and len(scorer.of_groups) == len(config.rewards):
+        raise ConfigError(
+            f"rewards: {', '.join(scorer.of_groups)} judge whole groups, and an evaluation has single answers: add a"
+            " reward that judges one, or set eval.num_samples = 0"
+        )
+    return scorer
 
 
 def judge_of(config: Config, scorer: Scorer) -> Judge:
@@ -260,6 +267,13 @@ def judge_of(config: Config, scorer: Scorer) -> Judge:
     if config.environment.name == SINGLE_TURN:
         return scorer.score
     return judged_with(scorer.score if config.rewards else None)
+
+
+def group_judge_of(config: Config, scorer: Scorer) -> GroupJudge | None:
+    """What judges whole groups; None where no reward does."""
+    if not scorer.of_groups:
+        return None
+    return scorer.score_group if config.environment.name == SINGLE_TURN else group_judged_with(scorer.score_group)
 
 
 def environment_of(config: Config) -> Environment | None:
@@ -271,7 +285,8 @@ def make_episodes(config: Config, environment: Environment, tokenizer: Tokenizer
     """What plays episodes of ``environment``, not opened; ``door`` is the gateway, if there is one."""
     if (warning := rewritten_history(tokenizer)) is not None:
         log.warning(warning)
-    limits = Limits(config.environment.max_turns, config.engine.max_model_len)
+    timeout_s = config.pipeline.rollout_timeout_s
+    limits = Limits(config.environment.max_turns, config.engine.max_model_len, timeout_s)
     return Episodes(environment, tokenizer, limits, door=door)
 
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from prl.errors import PluginError
+from prl.hidden import without_secrets
 
 T = TypeVar("T")
 
@@ -135,5 +136,6 @@ def bind_options(kind: str, name: str, target: Any, options: Mapping[str, Any]) 
         try:
             checked[key] = msgspec.convert(value, hints.get(key, Any))
         except msgspec.ValidationError as error:
-            raise PluginError(f"the {kind} {name!r}, option {key!r}: {error}; got {value!r}") from error
+            got = without_secrets({key: value})[key]
+            raise PluginError(f"the {kind} {name!r}, option {key!r}: {error}; got {got!r}") from error
     return checked

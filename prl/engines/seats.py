@@ -10,7 +10,7 @@ Invariants:
   breath as the engine leaves it.
 - Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
 - Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
-  first death does.
+  first death does. No time passes while the trainer is started again (``deadlines``), without which nobody can join.
 - Starts and closes are bounded in time, and a close reaches every engine, whatever state it is in.
 """
 
@@ -24,10 +24,12 @@ from typing import Literal
 import msgspec
 
 from prl.config import EngineConfig
+from prl.deadlines import Deadlines
 from prl.engines.base import Engine, EngineStatistics
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
+from prl.waits import Wait, waiting
 
 START_MARGIN_S = 10.0
 """An engine that keeps its own start deadline says more about why, so it is given the time to."""
@@ -142,8 +144,12 @@ class Seats:
         """Engines that were started in place of one that was lost."""
         self.answer_timeout_s = ANSWER_MARGIN_S
         """After a failed update, how long an engine may take to answer before it is given up."""
+        self.restarts: dict[int, Wait | None] = {}
+        """Restarts under way, by seat."""
         self.changed = asyncio.Event()
         """Set, and replaced, when an engine is lost, is ready, or has loaded."""
+        self.deadlines = Deadlines()
+        """Of the waits for engines that come back: who is ready cannot join while the trainer is started again."""
         self._num_lost = self._num_lost_told = 0
         self._config = config
 
@@ -198,7 +204,8 @@ class Seats:
         async def check(seat: Seat) -> None:
             try:
                 async with asyncio.timeout(limit_s):
-                    await seat.engine.pause()
+                    with waiting(seat.engine.name, "an answer after the failed update", limit_s=limit_s):
+                        await seat.engine.pause()
             except TimeoutError:
                 self.give_up(seat, f"{seat.engine.name} did not answer for {limit_s:g} s after a weight update failed")
             except EngineError as error:
@@ -247,13 +254,30 @@ class Seats:
     async def open(self, engine: Engine) -> None:
         """Start one engine. Raises EngineError, in time."""
         try:
-            async with asyncio.timeout(self._config.start_timeout_s + START_MARGIN_S) as deadline:
-                await engine.open()
+            limit_s = self._config.start_timeout_s + START_MARGIN_S
+            async with asyncio.timeout(limit_s) as deadline:
+                with waiting(engine.name, "starts", limit_s=limit_s):
+                    await engine.open()
         except TimeoutError:
             if not deadline.expired():
                 raise
             limit = f"{self._config.start_timeout_s:g} s (engine.start_timeout_s)"
             raise EngineError(f"{engine.name} was not ready within {limit}") from None
+
+    async def open_first(self, engine: Engine) -> None:
+        """Start one engine with the run. Raises EngineError where the run cannot do without it."""
+        try:
+            await self.open(engine)
+        except PrlError as error:
+            seat = next(seat for seat in self.all if seat.engine is engine)
+            others = [seat.why for seat in self.all if seat.state == "lost"]
+            left = len(self.all) - len(others) - 1
+            if self.remake is not None and left >= min(self._config.min_engines, len(self.all)):
+                self.give_up(seat, str(error))
+            elif others:
+                raise EngineError("; ".join([*others, str(error)])) from error
+            else:
+                raise
 
     async def close(self) -> None:
         """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
@@ -267,7 +291,10 @@ class Seats:
             self.give_up(seat, await _end_of(seat))
             if self.remake is None:
                 return
-            if not await self._start_again(seat, self.remake, seat.why):
+            with waiting(seat.engine.name, "is started again") as self.restarts[seat.index]:
+                is_open = await self._start_again(seat, self.remake, seat.why)
+            self.restarts[seat.index] = None
+            if not is_open:
                 return
             self.num_restarts += 1
             seat.num_restarts += 1
@@ -286,7 +313,8 @@ class Seats:
             pause_s = min(FIRST_BACK_OFF_S * 2**seat.num_attempts, LAST_BACK_OFF_S)
             log.warning("an engine is lost: it is started again", engine=name, attempt=attempt, in_s=pause_s, why=why)
             await _close(seat.engine)
-            await asyncio.sleep(pause_s)
+            with waiting(name, f"pauses before attempt {attempt}", limit_s=pause_s):
+                await asyncio.sleep(pause_s)
             seat.num_attempts = attempt
             seat.replace(remake(seat.index))
             try:
@@ -317,7 +345,7 @@ class Seats:
         while True:
             await self._until(lambda: sum(seat.state != "lost" for seat in self.all) < enough)
             with suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
+                async with self.deadlines.timeout(limit_s):
                     await self._until(lambda: len(self.serving()) >= enough or self._num_left() < enough)
                 if self._num_left() >= enough:
                     continue
@@ -343,8 +371,9 @@ class Seats:
     async def _in_time(self, condition: Callable[[], bool], what: str) -> None:
         limit_s = self._config.recovery_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                await self._until(condition)
+            async with self.deadlines.timeout(limit_s):
+                with waiting("the engines", f"wait for {what}", limit_s=limit_s, on=self.restarts.values):
+                    await self._until(condition)
         except TimeoutError:
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"
             raise EngineDeadError(f"waited {limit} for {what}: {self._losses()}") from None
@@ -357,7 +386,8 @@ def _now() -> float:
 async def _close(engine: Engine) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await engine.close()
+            with waiting(engine.name, "closes", limit_s=CLOSE_TIMEOUT_S):
+                await engine.close()
     except Exception as error:  # noqa: BLE001 - raised, it would stand in for the error that ends the run
         log.warning("an engine did not close", engine=engine.name, error=repr(error))
 

@@ -26,6 +26,7 @@ import msgspec
 
 from prl.config_environment import SINGLE_TURN, EnvironmentConfig
 from prl.errors import PluginError
+from prl.hidden import with_secrets
 from prl.plugins import Registry, bind_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,7 +65,8 @@ def make_environment(config: EnvironmentConfig) -> Environment:
     """What ``[environment]`` names, its options bound. Raises PluginError, and whatever a constructor raises."""
     target = REGISTRY.find(config.name)
     _check_shape(config.name, target)
-    arguments = bind_options("environment", config.name, target, config.options)
+    options = with_secrets(config.options, f"the environment {config.name!r}: options")
+    arguments = bind_options("environment", config.name, target, options)
     instance: Any = target(**arguments) if inspect.isclass(target) else functools.partial(target, **arguments)
     return Environment(
         name=config.name,

@@ -12,11 +12,9 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, Self
-
-import msgspec
 
 from prl.engines.base import Decoding
 from prl.environments.base import Environment
@@ -27,8 +25,10 @@ from prl.rewards.breaker import is_failure
 from prl.rollout import Dropped, Sample
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Prompt, Score, Verdict
+from prl.waits import waiting
 
 Judge = Callable[[Completion, Prompt], Awaitable[Verdict]]
+GroupJudge = Callable[[Sequence[Completion], Sequence[Score], Prompt], Awaitable[list[Verdict]]]
 
 
 class Door(Protocol):
@@ -66,7 +66,7 @@ class Episodes:
         session = Session(prompt, self._tokenizer, sample, decoding=decoding, limits=self._limits, address=address)
         serving = nullcontext() if self._door is None or address is None else self._door.serving(address, session)
         dropped = None
-        with serving:
+        with serving, waiting(f"the environment {self._environment.name!r}", limit_s=self._limits.timeout_s):
             try:
                 self._take(session, await self._environment.call(session, prompt))
             except Exception as error:  # noqa: BLE001 -- sorted
@@ -113,11 +113,24 @@ def judged_with(judge: Judge | None) -> Judge:
 
     async def judged(completion: Completion, prompt: Prompt) -> Verdict:
         verdict = Score(reward=0.0) if judge is None else await judge(completion, prompt)
-        if not isinstance(verdict, Score) or not completion.rewards:
-            return verdict
-        given = completion.rewards
-        return msgspec.structs.replace(
-            verdict, reward=verdict.reward + sum(given.values()), parts={**verdict.parts, **given}
-        )
+        return _with_rewards(verdict, completion)
 
     return judged
+
+
+def group_judged_with(judge: GroupJudge) -> GroupJudge:
+    """The same for rewards that see all completions of a prompt."""
+
+    async def judged(completions: Sequence[Completion], scores: Sequence[Score], prompt: Prompt) -> list[Verdict]:
+        verdicts = await judge(completions, scores, prompt)
+        return [_with_rewards(verdict, done) for verdict, done in zip(verdicts, completions, strict=True)]
+
+    return judged
+
+
+def _with_rewards(verdict: Verdict, completion: Completion) -> Verdict:
+    """A score of the configured rewards with what the environment gave, too."""
+    given = completion.rewards
+    if not isinstance(verdict, Score) or not given:
+        return verdict
+    return Score(reward=verdict.reward + sum(given.values()), parts={**verdict.parts, **given})

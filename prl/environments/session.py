@@ -39,6 +39,8 @@ class Limits(NamedTuple):
     max_turns: int
     max_model_len: int
     """Tokens of a turn's prompt and answer together."""
+    timeout_s: float | None = None
+    """The rollout's deadline, by which an episode ends; whoever plays it enforces it."""
 
 
 class Address(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import prl
-from prl.environments.episodes import judged_with
+from prl.environments.episodes import group_judged_with, judged_with
 from prl.environments.session import Limits, Session
 from prl.errors import EngineDeadError, EpisodeOverError, PluginError, TurnFailedError
 from prl.rollout import Dropped
@@ -282,6 +282,21 @@ async def test_what_the_environment_gave_is_added_to_what_rewards_say() -> None:
     assert await judged_with(None)(episode, prompt) == Score(reward=1.0, parts={"turns": 2.0, "end": -1.0})
     assert await judged_with(None)(make_completion(), prompt) == Score(reward=0.0)
     assert await judged_with(abstains)(episode, prompt) == Abstained(reason="unsure")
+
+
+async def test_rewards_of_groups_keep_what_the_environment_gave() -> None:
+    """They judge all members together; what each episode was given is added to what comes of it."""
+    import msgspec
+
+    async def ranks(completions: Any, scores: Any, prompt: Prompt) -> list[Verdict]:
+        return [Score(reward=float(place), parts={"rank": float(place)}) for place in range(len(completions))]
+
+    given = msgspec.structs.replace(make_completion(), rewards={"environment": 2.0})
+    verdicts = await group_judged_with(ranks)([given, make_completion()], [Score(reward=0.0)] * 2, make_prompt())
+    assert verdicts == [
+        Score(reward=2.0, parts={"rank": 0.0, "environment": 2.0}),
+        Score(reward=1.0, parts={"rank": 1.0}),
+    ]
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------
