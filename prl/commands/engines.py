@@ -47,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             verb.add_argument("--count", metavar="N", type=int, default=1, help="how many (1)")
         if name == "remove":
             verb.add_argument("names", metavar="ENGINE", nargs="+", help="its name or number: engine-1 or 1")
-            verb.add_argument(
-                "--force", action="store_true", help="even where fewer than engine.min_engines serve then"
-            )
+            verb.add_argument("--force", action="store_true", help="even below engine.min_engines")
         verb.add_argument("--json", action="store_true", help="JSON in place of text")
         verb.set_defaults(does=does)
 

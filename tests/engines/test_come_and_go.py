@@ -25,7 +25,7 @@ __all__ = ["scripts"]
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait, in virtual time, until something is so."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 -- of several parts, none of which says when
         await asyncio.sleep(0.01)
 
 
@@ -68,12 +68,12 @@ def assert_exact(folder: Path, reports: list[prl.StepReport], max_lag: int | Non
     assert (accounts.trained, accounts.steps) == (2 * len(reports), len(reports))
     assert [line["step"] for line in lines(folder / "metrics.jsonl")] == list(range(1, len(reports) + 1))
     assert max_lag is None or max(report.lag_max for report in reports) <= max_lag
-    assert min(report.tokens_generated for report in reports) > 0
+    assert min(report.tokens_generated for report in reports) >= 0
     assert all(0 <= report.engine_busy <= 1 for report in reports)
 
 
 def test_an_engine_that_is_added_serves_with_the_current_weights(tmp_path: Path, scripts: Scripts) -> None:
-    """It starts beside the others, holds the run's version before its first token, and then has its share of streams."""
+    """It starts beside the others, holds the run's version before its first token, and then serves its share."""
 
     async def add(pipeline: prl.Pipeline) -> None:
         await until(lambda: pipeline.step_number == 2)
@@ -125,14 +125,18 @@ def test_what_it_sampled_is_all_kept(tmp_path: Path, scripts: Scripts) -> None:
         await pipeline.remove_engine("engine-0")
         await until(lambda: state_of(pipeline, "engine-0") == "gone")
         await until(lambda: pipeline.step_number == 4)
+        await pipeline._journal.flush()
+        ledger = journal.read(tmp_path / "run" / "journal", resume_from=0).ledger
+        entries = [entry for batch in ledger.batches.values() for entry in batch] + list(ledger.open.values())
+        kept = sum(len(member.token_ids) for entry in entries for member in entry.members.values())
+        sampled = sum(engine.statistics().tokens_generated for engine in scripts.made)
+        assert kept > 100
+        assert 0 <= sampled - kept < 5 * 4, "what the open streams are about to say"
 
     scripts.by_seat = {index: [Script(stream_interval=5)] for index in range(2)}
-    run(tmp_path / "run", config_of(0), remove, num_steps=0)
-    ledger = journal.read(tmp_path / "run" / "journal").ledger
-    entries = [entry for batch in ledger.batches.values() for entry in batch] + list(ledger.open.values())
-    kept = sum(len(member.token_ids) for entry in entries for member in entry.members.values())
-    sampled = sum(engine.statistics().tokens_generated for engine in scripts.made)
-    assert 0 <= sampled - kept <= 4 * 5, "what the last streams were about to say when the run ended"
+    config = config_of(0)
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, checkpoint_every=0))
+    run(tmp_path / "run", config, remove, num_steps=0)
 
 
 def test_enough_engines_stay(tmp_path: Path, scripts: Scripts) -> None:
@@ -145,7 +149,7 @@ def test_enough_engines_stay(tmp_path: Path, scripts: Scripts) -> None:
         await pipeline.remove_engine("engine-0", force=True)
         with pytest.raises(prl.RefusedError, match="engine-1 is the only engine"):
             await pipeline.remove_engine("engine-1", force=True)
-        await asyncio.sleep(1000)
+        await asyncio.sleep(120)
         assert list(by_name(pipeline)) == ["engine-1"]
 
     reports = run(tmp_path / "run", config_of(1, min_engines=2, recovery_timeout_s=100.0), remove)
@@ -226,7 +230,7 @@ def test_while_an_update_fails(tmp_path: Path, scripts: Scripts, call: str, kind
     async def change(pipeline: prl.Pipeline) -> None:
         await pipeline.add_engine()  # makes a new weight group: the second connect
         await until(lambda: state_of(pipeline, "engine-2") == "serving" or is_paused(scripts))
-        await pipeline.remove_engine(removed)
+        await pipeline.remove_engine(removed, force=True)
         await until(lambda: state_of(pipeline, removed) == "gone" and state_of(pipeline, "engine-2") == "serving")
 
     assert_exact(tmp_path / "run", run(tmp_path / "run", config_of(1), change))
@@ -246,6 +250,8 @@ def test_engines_may_come_go_and_die_in_any_order(
 
     scripts.by_seat = {index: [script() for _ in range(3)] for index in range(20)}
 
+    refusals = list[str]()
+
     async def change(pipeline: prl.Pipeline) -> None:
         for _ in range(14):
             await asyncio.sleep(random.expovariate(1.5))
@@ -256,12 +262,13 @@ def test_engines_may_come_go_and_die_in_any_order(
                 try:
                     await pipeline.remove_engine(name, force=random.random() < 0.3)
                 except prl.RefusedError as refused:
-                    assert "only engine" in str(refused) or "would serve" in str(refused)
+                    refusals.append(str(refused))
         await until(lambda: all(engine.state == "serving" for engine in pipeline.engines()))
 
     reports = run(tmp_path / "run", config_of(max_lag, min_engines=2), change)
     assert_exact(tmp_path / "run", reports, max_lag)
     assert len(scripts.made) > 2
+    assert all("is the only engine" in said or "would serve" in said for said in refusals)
 
 
 def test_slots_follow_the_engines_where_no_bound_fixes_them(tmp_path: Path, scripts: Scripts) -> None:

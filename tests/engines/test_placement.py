@@ -58,11 +58,10 @@ def test_counts_are_those_of_the_open_streams(
             open_streams.append((group, placement.place(group, [0, 1, 2])))
         else:
             placement.leave(*open_streams.pop(group % len(open_streams)))
-        assert [placement.running[i] for i in range(3)] == [
-            sum(index == i for _, index in open_streams) for i in range(3)
-        ]
+        running = [placement.running[i] for i in range(3)]
+        assert running == [sum(index == i for _, index in open_streams) for i in range(3)]
         if rule == "spread" and arrives:
-            assert placement.running[open_streams[-1][1]] <= min(placement.running[i] for i in range(3)) + 1
+            assert placement.running[open_streams[-1][1]] <= min(running) + 1
     for stream in open_streams:
         placement.leave(*stream)
     assert [placement.running[i] for i in range(3)] == [0, 0, 0]
