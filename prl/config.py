@@ -94,7 +94,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """Restarts in a row, none of which led to an engine that served for ten minutes, after which its place stays
     empty; the run goes on while ``min_engines`` are left."""
     recovery_timeout_s: PositiveFloat = 600.0
-    """How long the run waits for engines that are started again."""
+    """How long the run waits for engines that are started again, the time in which the trainer is not counted."""
     token_timeout_s: PositiveFloat = 60.0
     """Longest wait for the next token of an open stream while the engine is not paused."""
 
@@ -213,7 +213,8 @@ class RewardConfig(Table, frozen=True, kw_only=True):
     """How long a paused reward is probed, one call at a time, before the run ends. No completion is dropped meanwhile,
     and the deadlines of rollouts and evaluations stand still."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of a reward that is made from options."""
+    """Keyword arguments of a reward that is made from options. ``"env:NAME"`` is what that environment variable holds;
+    a secret that is given otherwise (``api_key``, ``headers``) is hidden in every file that the run writes."""
 
 
 class Config(Table, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -138,7 +139,12 @@ class Controller:
     # ---- the loops ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Admit, watch and keep time until cancelled."""
+        """Admit, watch and keep time until cancelled.
+
+        A run that goes on in the middle of a round trains the rest of it on the round's own data: until its push no
+        prompt takes the slots of the round's steps that are done, so rounds begin where they do in a run of one part.
+        """
+        self._buffer.hold(self._pacing.groups_per_step * self.steps_into_round)
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._failure.guard("admit", self._admit()))
             loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
@@ -173,7 +179,8 @@ class Controller:
         """One prompt to its outcome; whatever else happens is the run's failure."""
         prompt = entry.prompt
         with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
-            self._settle(ticket, prompt, await self._rollout(prompt, entry.members))
+            ended = partial(self._buffer.stream_ended, ticket)
+            self._settle(ticket, prompt, await self._rollout(prompt, entry.members, ended))
 
     def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
@@ -284,7 +291,7 @@ class Controller:
         if not self._round:
             waits_since, self._waits_for_batch = self._clock(), True
             try:
-                self._round.extend(await self._buffer.take(size * self._pacing.steps_per_round))
+                self._round.extend(await self._buffer.take(self._num_left_in_round()))
             finally:
                 self._waits_for_batch = False
             self.meter.wait_batch_s = self._clock() - waits_since
@@ -304,6 +311,15 @@ class Controller:
         log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
+
+    @property
+    def steps_into_round(self) -> int:
+        """Steps done of the round under way, which began at a multiple of G; 0 in pipeline mode."""
+        return self.step_number % self._pacing.steps_per_round
+
+    def _num_left_in_round(self) -> int:
+        """Groups that the steps of the round need which are not done."""
+        return self._pacing.groups_per_step * (self._pacing.steps_per_round - self.steps_into_round)
 
     # ---- state -------------------------------------------------------------------------------------------------------
 
@@ -334,7 +350,7 @@ class Controller:
         """Who waits for whom, as a chain."""
         if not self._waits_for_batch:
             return f"step {self.step_number} is in the trainer or in the weight update"
-        late = self._buffer.waiting_for(self._pacing.groups_per_step * self._pacing.steps_per_round)
+        late = self._buffer.waiting_for(self._num_left_in_round())
         prompts = ", ".join(str(self._untrained[ticket].id) for ticket in late[:8])
         slots = self._buffer.statistics()
         return (

@@ -35,6 +35,9 @@ from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.15
 """Accepted difference of log-probabilities between engine and trainer: the largest in float32, else the mean."""
+BATCHES_AHEAD = 2
+"""In the paper's mode, batches of groups that are ready or in a step when admission stops: one in the trainer, and the
+next one complete beside it. More of them would only age."""
 
 EngineKind = Literal["vllm", "transformers", "simulated"]
 
@@ -167,13 +170,17 @@ def make_buffer(config: Config) -> Buffer:
         return Buffer(pipeline.groups_per_step * pipeline.steps_per_round)
     if pipeline.max_lag is not None:
         return Buffer(pipeline.groups_per_step * (pipeline.max_lag + 1))
-    return Buffer(num_slots(config, engine.count), order="completion")
+    return Buffer(
+        num_streams(config, engine.count),
+        order="completion",
+        group_size=pipeline.group_size,
+        max_ahead=BATCHES_AHEAD * pipeline.groups_per_step,
+    )
 
 
-def num_slots(config: Config, num_engines: int) -> int:
-    """The slots of the paper's mode: what so many engines hold at once, and a batch."""
-    in_flight = -(-num_engines * config.engine.max_num_seqs // config.pipeline.group_size)
-    return in_flight + config.pipeline.groups_per_step
+def num_streams(config: Config, num_engines: int) -> int:
+    """The slots of the paper's mode: the streams that so many engines run at once."""
+    return num_engines * config.engine.max_num_seqs
 
 
 def has_bound(config: Config) -> bool:

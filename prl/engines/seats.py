@@ -12,7 +12,7 @@ Invariants:
 - The totals of what was generated, and of the time the engines were busy, never fall, whoever comes or goes.
 - Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
 - Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
-  first death does.
+  first death does. No time passes while the trainer is started again (``deadlines``), without which nobody can join.
 - Starts and closes are bounded in time, and a close reaches every engine, whatever state it is in.
 """
 
@@ -25,6 +25,7 @@ from functools import partial
 from itertools import count
 
 from prl.config import EngineConfig
+from prl.deadlines import Deadlines
 from prl.engines.base import Engine
 from prl.engines.seat import Seat
 from prl.engines.tally import Tally
@@ -74,6 +75,8 @@ class Seats:
         self.changed = asyncio.Event()
         """Set, and replaced, when an engine is lost, is ready, has loaded, is added or removed."""
         self._indices = count(len(self.all))
+        self.deadlines = Deadlines()
+        """Of the waits for engines that come back: who is ready cannot join while the trainer is started again."""
         self._num_lost = self._num_lost_told = 0
         self._config = config
 
@@ -361,7 +364,7 @@ class Seats:
         while True:
             await self._until(lambda: sum(seat.is_there for seat in self.staying()) < enough())
             with suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
+                async with self.deadlines.timeout(limit_s):
                     await self._until(lambda: len(self.serving()) >= enough() or self._num_left() < enough())
                 if self._num_left() >= enough():
                     continue
@@ -391,7 +394,7 @@ class Seats:
     async def _in_time(self, condition: Callable[[], bool], what: str) -> None:
         limit_s = self._config.recovery_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with self.deadlines.timeout(limit_s):
                 await self._until(condition)
         except TimeoutError:
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"

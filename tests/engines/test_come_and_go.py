@@ -26,7 +26,7 @@ __all__ = ["scripts"]
 async def until(condition: Callable[[], bool]) -> None:
     """Wait, in virtual time, until something is so."""
     while not condition():  # noqa: ASYNC110 -- of several parts, none of which says when
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
 
 
 def by_name(pipeline: prl.Pipeline) -> dict[str, EngineStatus]:
@@ -220,7 +220,7 @@ def test_during_a_push(tmp_path: Path, scripts: Scripts, what: str) -> None:
     assert not [event for event in events if "lost" in event]
 
 
-@pytest.mark.parametrize("call", ["connect", "pause", "load", "score"])
+@pytest.mark.parametrize("call", ["connect", "load"])
 @pytest.mark.parametrize("kind", ["die", "hang", "raise"])
 @pytest.mark.parametrize("removed", ["engine-0", "engine-1"])
 def test_while_an_update_fails(tmp_path: Path, scripts: Scripts, call: str, kind: Any, removed: str) -> None:
@@ -290,7 +290,7 @@ def test_slots_follow_the_engines_where_no_bound_fixes_them(tmp_path: Path, scri
         counts.append(num_slots())
 
     assert_exact(tmp_path / "run", run(tmp_path / "run", config_of(None), change), None)
-    assert counts == [2 * 8 // 2 + 2, 3 * 8 // 2 + 2, 8 // 2 + 2]
+    assert counts == [2 * 8, 3 * 8, 8]
 
 
 def test_a_run_that_does_not_train_keeps_its_engines(tmp_path: Path, scripts: Scripts) -> None:
