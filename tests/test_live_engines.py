@@ -46,7 +46,7 @@ def test_an_engine_is_added_and_another_removed(tmp_path: Path, started: list[Jo
     job.wait_for_step(1)
     assert prl("engines", "remove", str(job.run_dir), "engine-0", "--force").returncode == 1
     added = prl("engines", "add", str(job.run_dir))
-    assert (added.returncode, added.stdout.split()[0]) == (0, "engine-1")
+    assert (added.returncode, added.stderr, added.stdout.split()[:1]) == (0, "", ["engine-1"])
     engines = wait_for(job, lambda engines: engines["engine-1"]["tokens_generated"] > 0)
     assert engines["engine-1"]["state"] == "serving"
     assert engines["engine-1"]["version"] > 0
@@ -56,6 +56,7 @@ def test_an_engine_is_added_and_another_removed(tmp_path: Path, started: list[Jo
     hosts = [process for process in job.descendants() if process.cmdline()[-1:] == ["prl.engines.vllm_host"]]
     assert len(hosts) == 1
     job.process.send_signal(signal.SIGINT)
+    job.wait_for("ending the processes")
     assert job.end() == 0
     events = [json.loads(line)["event"] for line in (job.run_dir / "events.jsonl").read_text().splitlines()]
     assert not [event for event in events if "lost" in event]
