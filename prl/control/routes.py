@@ -60,6 +60,14 @@ class Run(Protocol):
         """Take one out; its name. Raises RefusedError."""
         ...
 
+    def why(self) -> Any:
+        """Who waits for whom, as a struct."""
+        ...
+
+    async def dump_stacks(self) -> str:
+        """Write where every process is to a file; says to which."""
+        ...
+
 
 def routes_of(run: Run) -> list[Route]:
     """See the module."""
@@ -86,9 +94,17 @@ def routes_of(run: Run) -> list[Route]:
         force = request.query.get("force", "false") == "true"
         return Leaving(await run.remove_engine(request.match_info["name"], force=force))
 
+    async def why(_: web.Request) -> Any:
+        return run.why()
+
+    async def stacks(_: web.Request) -> Any:
+        return {"stacks": await run.dump_stacks()}
+
     return [
         Route("GET", "/status", status),
         Route("GET", "/engines", engines),
         Route("POST", "/engines", add, ADD_TIMEOUT_S),
         Route("DELETE", "/engines/{name}", remove),
+        Route("GET", "/why", why),
+        Route("POST", "/stacks", stacks),
     ]

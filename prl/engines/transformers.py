@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 from prl.config import EngineConfig
 from prl.engines.host_protocol import Start
@@ -31,6 +32,8 @@ class TransformersEngine(HostedEngine):
         log_dir: where ``engine-<index>.log`` is written.
         device: which GPU, where there are several (modulo them); absent: the index.
     """
+
+    library: ClassVar[str] = "transformers"
 
     def __init__(
         self, *, index: int, model: str, config: EngineConfig, seed: int, log_dir: Path, device: int | None = None
