@@ -1,9 +1,9 @@
 """What every run answers at its control address.
 
-GET /status              how it is
-GET /engines             each engine
-POST /engines            {"count": n}: start n more, in the background
-DELETE /engines/NAME     take one out, in the background; ?force=true even below engine.min_engines
+- ``GET /status``: how it is. ``GET /engines``: each engine. ``GET /why``: who waits for whom.
+- ``POST /engines`` with ``{"count": n}``: start n more, in the background.
+- ``DELETE /engines/NAME``: take one out, in the background; ``?force=true`` even below ``engine.min_engines``.
+- ``POST /stacks``: write where every process is to a file.
 """
 
 from __future__ import annotations
