@@ -81,6 +81,7 @@ def check(config: Config) -> list[Finding]:
     scorer = make_scorer(config)
     names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards)
     findings.append(Finding(topic="rewards", text=names))
+    findings += [Finding(topic="rewards", text=note) for note in scorer.notes]
     tokenizer = Tokenizer.load(resolve_model(config.model))
     ends = ", ".join(map(str, tokenizer.stop_token_ids))
     template = "a chat template" if tokenizer.has_template else "no chat template"

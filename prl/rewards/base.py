@@ -38,6 +38,7 @@ REGISTRY = Registry(
     "prl.rewards",
     {
         "answer": "prl.rewards.answer:Answer",
+        "code": "prl.rewards.code:Code",
         "format": "prl.rewards.format:Format",
         "math": "prl.rewards.math:Math",
     },
@@ -71,6 +72,8 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     close: Callable[[], Awaitable[None]] | None
     statistics: Callable[[], Mapping[str, float]] | None
     """Counters of the reward's own, shown next to the scorer's."""
+    notes: tuple[str, ...]
+    """What ``prl run --check`` says of it besides its name, such as the isolation that this machine offers."""
     check_row: Callable[[Mapping[str, Any]], str | None] | None
     """Says what makes a row's fields useless to the reward, if anything does; asked of every row at load."""
 
@@ -122,6 +125,7 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
         close=getattr(instance, "close", None),
         statistics=getattr(instance, "statistics", None),
         check_row=getattr(instance, "check_row", None),
+        notes=tuple(getattr(instance, "notes", ())),
     )
 
 
