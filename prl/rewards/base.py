@@ -40,6 +40,8 @@ REGISTRY = Registry(
         "answer": "prl.rewards.answer:Answer",
         "code": "prl.rewards.code:Code",
         "format": "prl.rewards.format:Format",
+        "http": "prl.rewards.http:Http",
+        "judge": "prl.rewards.judge:Judge",
         "math": "prl.rewards.math:Math",
     },
 )
@@ -119,7 +121,7 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
         call=instance,
         is_async=inspect.iscoroutinefunction(instance) or inspect.iscoroutinefunction(type(instance).__call__),
         per_group=bool(getattr(target, "per_group", False)),
-        required_fields=tuple(getattr(target, "required_fields", ())),
+        required_fields=tuple(getattr(instance, "required_fields", getattr(target, "required_fields", ()))),
         concurrency=getattr(instance, "concurrency", None),
         open=getattr(instance, "open", None),
         close=getattr(instance, "close", None),
