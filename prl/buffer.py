@@ -93,6 +93,10 @@ class Buffer:
         self._taken += count
         return batch
 
+    def hold(self, count: int) -> None:
+        """Count so many free slots as taken: a run goes on in the middle of a round, whose first steps are done."""
+        self._taken += count
+
     def release(self, count: int) -> None:
         """Free the slots of ``count`` taken groups: the weights trained on them serve in the engines."""
         self._taken -= count

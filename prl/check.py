@@ -6,13 +6,13 @@ at the machine beyond its environment variables; ``preflight.py`` does.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 from prl import settings, word_problems
 from prl.check_algorithm import check_algorithm
+from prl.check_control import check_control, is_loopback
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
 from prl.errors import ConfigError
@@ -33,6 +33,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_trainer(config),
         *_lora(config),
         *_listen(config, environment),
+        *check_control(config, environment),
         *_data(config),
         *check_evaluation(config),
         *check_algorithm(config),
@@ -45,14 +46,6 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
 def sequences_in_flight(config: Config) -> int:
     """Most streams that all engines run at once."""
     return config.engine.count * config.engine.max_num_seqs
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _run(config: Config) -> Iterator[str]:

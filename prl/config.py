@@ -2,8 +2,8 @@
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
 that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of evaluation and
-LoRA in ``config_eval.py`` and ``config_lora.py``. The doc of a field is the string under it. Units are in the name;
-counts start with ``num_``. Nothing here imports torch or vLLM.
+LoRA in ``config_eval.py`` and ``config_lora.py``, that of the control address in ``config_control.py``. The doc of a
+field is the string under it. Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
+from prl.config_control import ControlConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
@@ -197,14 +198,20 @@ class RewardConfig(Table, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(ge=-1e6, le=1e6)] = 1.0
     """Factor in the sum."""
     timeout_s: PositiveFloat = 10.0
-    """Deadline of one call."""
+    """Deadline of one call, with its retries and the pauses before them."""
+    max_retries: NonNegative = 2
+    """Times that a call is tried again which failed for a reason that may pass: a service that is down, a worker that
+    was killed. The pauses before double, from half a second. Never after a bug, a NaN, or a refused request."""
     concurrency: Positive = 64
     """Calls under way at once."""
     on_failure: Literal["drop", "stop"] = "drop"
     """What a failed or late call does: ``drop`` leaves the completion out of its group and counts it, ``stop`` ends the
     run. An exception that is a bug (TypeError, NameError, AttributeError, ...) always ends the run."""
     max_failures: Positive = 64
-    """Failed calls in a row that end the run."""
+    """Failed calls in a row that end the run where they would come back, and pause the reward where they may pass."""
+    recovery_timeout_s: PositiveFloat = 300.0
+    """How long a paused reward is probed, one call at a time, before the run ends. No completion is dropped meanwhile,
+    and the deadlines of rollouts and evaluations stand still."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of a reward that is made from options."""
 
@@ -229,5 +236,6 @@ class Config(Table, frozen=True, kw_only=True):
     weights: WeightsConfig = WeightsConfig()
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
+    control: ControlConfig = ControlConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train."""

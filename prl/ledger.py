@@ -254,6 +254,13 @@ class Ledger:
         """Give up what was sampled of an open prompt: it is sampled anew."""
         self.open[number] = Entry(prompt=self.open[number].prompt)
 
+    def forget_unfinished(self, *, of_version: int) -> None:
+        """Give up streams that are not at their end and have tokens of this version only."""
+        for entry in self.open.values():
+            for index, member in list(entry.members.items()):
+                if member.finish is None and set(member.versions) == {of_version}:
+                    del entry.members[index]
+
     def snapshot(self) -> list[Snapshot | Open]:
         """The whole ledger as records that later ones do not change."""
         return [

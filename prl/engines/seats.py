@@ -41,7 +41,29 @@ FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 1.0, 60.0
 STEADY_S = 600.0
 """An engine that served for so long before it died was no failed attempt."""
 
+State = Literal["serving", "lost", "ready", "joined"]
 log = get_logger(__name__)
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine as people see it."""
+
+    name: str
+    state: str
+    """``serving``; ``lost``: it died and is started again; ``ready`` and ``joined``: it is open, and waits for the
+    weights; ``failed``: it is not started again."""
+    state_s: float
+    """For how long."""
+    version: int
+    """Of the weights that it holds."""
+    streams: int
+    """Open now."""
+    tokens_generated: int
+    busy_s: float
+    """Seconds with at least one open stream and not paused."""
+    restarts: int
+    why: str
+    """Why it was lost last, if it ever was."""
 
 
 class Seat:
@@ -49,7 +71,8 @@ class Seat:
 
     def __init__(self, index: int, engine: Engine) -> None:
         self.index, self.engine = index, engine
-        self.state: Literal["serving", "lost", "ready", "joined"] = "serving"
+        self.state: State = "serving"
+        self.state_since = 0.0
         self.given_up = asyncio.Event()
         self.why = ""
         """Why the engine that was lost last was."""
@@ -57,7 +80,7 @@ class Seat:
         """Engines that were started here since one last served for ``STEADY_S``."""
         self.stays_empty = False
         """Whether nobody is started here any more."""
-        self.serves_since = 0.0
+        self.num_restarts = 0
         self._num_tokens_before, self._busy_s_before = 0, 0.0
 
     @property
@@ -72,6 +95,25 @@ class Seat:
             now,
             tokens_generated=self._num_tokens_before + now.tokens_generated,
             busy_s=self._busy_s_before + now.busy_s,
+        )
+
+    def enter(self, state: State) -> None:
+        """It is this far."""
+        self.state, self.state_since = state, _now()
+
+    def status(self, num_streams: int) -> EngineStatus:
+        """How it is, with so many streams placed here."""
+        now = self.statistics()
+        return EngineStatus(
+            name=self.engine.name,
+            state="failed" if self.stays_empty else self.state,
+            state_s=_now() - self.state_since,
+            version=now.version,
+            streams=num_streams,
+            tokens_generated=now.tokens_generated,
+            busy_s=now.busy_s,
+            restarts=self.num_restarts,
+            why=self.why,
         )
 
     def replace(self, engine: Engine) -> None:
@@ -123,14 +165,14 @@ class Seats:
         """These engines are in a new weight group."""
         for seat in seats:
             if seat.state == "ready":
-                seat.state = "joined"
+                seat.enter("joined")
         self.apart = seats != self.there()
 
     def have_loaded(self, seats: Sequence[Seat], version: int) -> None:
         """These engines serve ``version``."""
         for seat in seats:
             if seat.state == "joined":
-                seat.state, seat.serves_since = "serving", _now()
+                seat.enter("serving")
                 log.warning("an engine serves again", engine=seat.engine.name, version=version)
         self._num_lost_told = self._num_lost
         self._tell()
@@ -138,9 +180,10 @@ class Seats:
     def give_up(self, seat: Seat, why: str) -> None:
         """This engine is no use any more."""
         if seat.state != "lost":
-            if seat.state == "serving" and _now() - seat.serves_since >= STEADY_S:
+            if seat.state == "serving" and _now() - seat.state_since >= STEADY_S:
                 seat.num_attempts = 0
-            seat.state, seat.why, self.apart = "lost", why, True
+            seat.enter("lost")
+            seat.why, self.apart = why, True
             self._num_lost += 1
             seat.given_up.set()
             self._tell()
@@ -227,7 +270,9 @@ class Seats:
             if not await self._start_again(seat, self.remake, seat.why):
                 return
             self.num_restarts += 1
-            seat.state, self.apart = "ready", True
+            seat.num_restarts += 1
+            seat.enter("ready")
+            self.apart = True
             self._tell()
 
     async def _start_again(self, seat: Seat, remake: Callable[[int], Engine], why: str) -> bool:

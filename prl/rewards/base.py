@@ -10,7 +10,8 @@ It returns a finite number, or None to abstain. Anything else is a failure of th
 outside the event loop, in threads. A reward sees the completion's text alone, never joined with the prompt's.
 
 A reward that cannot judge now (a service is down, a worker died) raises RewardError, OSError or aiohttp's ClientError:
-that is counted, and ``on_failure`` decides. Any other exception is a bug in the reward and ends the run as it is.
+that is tried again ``max_retries`` times unless it would come back (a missing file, a refused request); then it is
+counted, and ``on_failure`` decides. Any other exception is a bug in the reward and ends the run as it is.
 """
 
 from __future__ import annotations
