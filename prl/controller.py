@@ -233,6 +233,7 @@ class Controller:
             self.meter.loop_lag_s = max(self.meter.loop_lag_s, lag_s)
             if lag_s > LOOP_LAG_WARNING_S:
                 log.warning("the event loop stood still: blocking code, or a busy machine", seconds=round(lag_s, 3))
+                since += lag_s  # nothing could move
             waits_for_others = self._weights.locked() or self._paused  # for minutes, under deadlines of their own
             if (latest := self._progress()) != progress or not self._waits_for_batch or waits_for_others:
                 progress, since = latest, now

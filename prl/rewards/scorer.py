@@ -25,7 +25,7 @@ from typing import Any, Self
 import msgspec
 
 from prl.config import RewardConfig
-from prl.deadlines import Deadlines
+from prl.deadlines import Deadlines, awake_timeout
 from prl.errors import ConfigError, RewardError
 from prl.rewards.base import Reward, make_reward
 from prl.rewards.breaker import FIRST_PAUSE_S, Breaker, is_failure, may_pass
@@ -204,7 +204,7 @@ class _Judge:
     async def _call(self, completion: Completion, prompt: Prompt) -> float | Abstained | _Failed | _Raised:
         """One call, tried again where that may help, under its deadline. Only a cancellation from outside is raised."""
         try:
-            async with asyncio.timeout(self.config.timeout_s) as deadline:
+            async with awake_timeout(self.config.timeout_s) as deadline:
                 value = await self._value_with_retries(completion, prompt)
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
