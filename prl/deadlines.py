@@ -15,7 +15,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-
 SLEPT_S = 1.0
 """A timer that fires so much later than it was due was slept over."""
 
@@ -25,20 +24,23 @@ async def awake_timeout(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
     """Bound the body as ``asyncio.timeout`` does; a limit that this process slept over begins anew."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as wait:
+        timers: list[asyncio.TimerHandle] = []
+
+        def set_timer() -> None:
+            due = loop.time() + limit_s
+            timers[:] = [loop.call_at(due, pass_by, due)]
 
         def pass_by(due: float) -> None:
-            nonlocal timer
-            if (now := loop.time()) - due > SLEPT_S:
-                timer = loop.call_at(now + limit_s, pass_by, now + limit_s)
+            if loop.time() - due > SLEPT_S:
+                set_timer()
             else:
-                wait.reschedule(now)
+                wait.reschedule(due)
 
-        due = loop.time() + limit_s
-        timer = loop.call_at(due, pass_by, due)
+        set_timer()
         try:
             yield wait
         finally:
-            timer.cancel()
+            timers[0].cancel()
 
 
 class Deadlines:

@@ -1,7 +1,7 @@
 """Every known kind of failure of an asynchronous RL system has a test here that pins the right behaviour.
 
-``KINDS`` lists them under the sections of the notes they were collected in: A, the controller and scheduling; B, engines
-and weight updates; G, checkpoints, resuming and logging; H, processes. Those that no other file pins are tested below.
+``KINDS`` lists them by section: A, the controller and scheduling; B, engines and weight updates; G, checkpoints,
+resuming and logging; H, processes. Those that no other file pins are tested below.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ KINDS: dict[str, tuple[str, ...]] = {
         "test_rollout.py::test_a_group_goes_on_with_its_survivors",
         "test_controller.py::test_dropped_rollouts_are_counted_and_refilled",
     ),
-    "A: blocking code holds up the event loop": ("rewards/test_scorer.py::test_blocking_reward_does_not_hold_the_loop",),
+    "A: blocking code holds up the event loop": (
+        "rewards/test_scorer.py::test_blocking_reward_does_not_hold_the_loop",
+    ),
     "A: a pool is smaller than what runs at once, and its wait counts as lateness": (
         "rewards/test_scorer.py::test_concurrency_is_bounded_and_waiting_is_not_counted",
         "rewards/test_pool.py::test_more_questions_than_workers",
@@ -227,9 +229,7 @@ async def test_every_version_is_served_in_turn_while_an_evaluation_runs(tmp_path
 
 
 @in_virtual_time
-async def test_a_slow_trainer_is_not_left_alone_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_trainer_is_not_left_alone_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With rewards that take no time and a trainer that takes long, the last version has arrived when all is over."""
     published: list[int] = []
     publish = SimulatedTrainer.publish
@@ -368,9 +368,7 @@ def test_a_resumed_run_asks_no_engine_for_what_it_has(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3, 30.0])
 @pytest.mark.parametrize("max_lag", [0, 1, None])
-def test_a_resumed_run_goes_on_whatever_its_buffer_held(
-    tmp_path: Path, max_lag: int | None, seconds: float
-) -> None:
+def test_a_resumed_run_goes_on_whatever_its_buffer_held(tmp_path: Path, max_lag: int | None, seconds: float) -> None:
     """Left with an empty, a partly full and a full buffer, and beside a newer checkpoint that is not whole."""
     run, config = tmp_path / "run", config_of(6, max_lag=max_lag)
 
@@ -391,4 +389,3 @@ def test_a_resumed_run_goes_on_whatever_its_buffer_held(
             return await take_steps(pipeline, 3)
 
     assert [report.step for report in virtual_time.run(resumed())] == [4, 5, 6]
-

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import functools
 import importlib.metadata
+import os
 import shutil
 import sys
 import tempfile
@@ -101,7 +102,9 @@ class Fate:
         for call in ENGINE_CALLS:
             if self.happens():
                 kinds = ["delay", "raise", "die", "hang", *(["drop"] if call == "load" else [])]
-                fault = CallFault(call=call, kind=draw.choice(kinds), nth=draw.randrange(4), delay_s=draw.uniform(0, 90))
+                fault = CallFault(
+                    call=call, kind=draw.choice(kinds), nth=draw.randrange(4), delay_s=draw.uniform(0, 90)
+                )
                 calls.append(fault)
         for request in range(12):
             if self.happens():
@@ -177,17 +180,25 @@ class _Lazy(list[int]):
 def under(fate: Fate) -> Iterator[None]:
     """Everything that is made belongs to this fate; what costs time and changes nothing is left out."""
     _fates[:] = [fate]
-    in_thread = disk._in_thread
+
+    def make_engines(*_: object) -> list[Any]:
+        return _Lazy(fate.count, fate.engine)
 
     async def write(work: Callable[[], Any]) -> Any:
         fate.check_disk()
-        return await in_thread(work)
+        return work()
+
+    async def at_once(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        await asyncio.sleep(0)
+        return work(*arguments, **named)
 
     entry_points = functools.cache(importlib.metadata.entry_points)
     with (
-        mock.patch.object(parts, "make_engines", lambda *_: _Lazy(fate.count, fate.engine)),
+        mock.patch.object(parts, "make_engines", make_engines),
         mock.patch.object(parts, "make_trainer", fate.trainer),
         mock.patch.object(disk, "_in_thread", write),
+        mock.patch.object(asyncio, "to_thread", at_once),
+        mock.patch.object(os, "fsync"),
         mock.patch.object(pipeline, "frozen_heap", contextlib.nullcontext),
         mock.patch.object(importlib.metadata, "entry_points", entry_points),
     ):

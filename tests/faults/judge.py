@@ -30,6 +30,8 @@ END_S = 15.0
 """Longest from the cause until the run has ended and no process is left."""
 START_LIMIT_S = LATE_START_S + 15.0
 """Longest from a blow at start-up: whoever is stopped then is late after the minute that a start may take."""
+CORE_STOPS_S = 45.0
+"""vLLM's core heeds a SIGTERM only when its start is complete."""
 STOP_S = 60.0
 """Longest from a first SIGTERM until the step is done, a checkpoint and an export are written, and nothing is left."""
 STEPS_AFTER = 2
@@ -182,7 +184,12 @@ def finish(job: Job) -> None:
 def _ended(job: Job, cell: Cell, kind: Kind) -> None:
     """The run ends as it must."""
     is_late = cell.blow == "SIGSTOP"
-    limits = {"stops": STOP_S, "interrupted": END_S, "dies": 10.0, "ends": END_S}
+    limits = {
+        "stops": STOP_S,
+        "interrupted": END_S,
+        "dies": 10.0,
+        "ends": END_S + CORE_STOPS_S * (cell.blow == "SIGTERM"),
+    }
     code = job.end(limits[kind] + START_LIMIT_S * is_late)
     expected_code = {"stops": 0, "interrupted": 130, "dies": -signal.SIGKILL, "ends": 1}[kind]
     assert code == expected_code, f"it ended with {code}:\n{job.said[-2000:]}"

@@ -1,4 +1,4 @@
-"""``python -m tests.faults.soak --minutes 30 --every 20``: the default job under random faults, and what must be so after.
+"""``python -m tests.faults.soak --minutes 30 --every 20``: the default job under random faults, and what holds after.
 
 The job is ``configs/math.toml`` as it is, but for shorter deadlines, more restarts, checkpoints every 20 steps, no end,
 and a second reward of weight 0 whose verifier workers can be struck. Every ``--every`` seconds a random role gets
@@ -89,7 +89,9 @@ class Soak:
                 next_blow += every_s
             if now >= told + 60:
                 told = now
-                self._say(f"step {self._job.step}, {sum(self.blows.values())} blows, {self._num_controllers} controllers")
+                self._say(
+                    f"step {self._job.step}, {sum(self.blows.values())} blows, {self._num_controllers} controllers"
+                )
             time.sleep(0.2)
         if self._job.process.poll() is not None:
             self._resume()

@@ -1,4 +1,4 @@
-"""``python -m tests.faults.struck FOLDER ARGUMENTS...``: prl with these arguments, and blows on its processes on demand.
+"""``python -m tests.faults.struck FOLDER ARGUMENTS...``: prl with these arguments, its processes struck on demand.
 
 A line on stdin arms one blow, a ``Cell`` as JSON. It falls at the first such moment from then on, from inside the
 controller, so that it falls *in* the moment however short that is: an update of the small model takes milliseconds.
