@@ -213,7 +213,8 @@ class RewardConfig(Table, frozen=True, kw_only=True):
     """How long a paused reward is probed, one call at a time, before the run ends. No completion is dropped meanwhile,
     and the deadlines of rollouts and evaluations stand still."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of a reward that is made from options."""
+    """Keyword arguments of a reward that is made from options. ``"env:NAME"`` is what that environment variable holds;
+    a secret that is given otherwise (``api_key``, ``headers``) is hidden in every file that the run writes."""
 
 
 class Config(Table, frozen=True, kw_only=True):

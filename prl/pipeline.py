@@ -24,6 +24,7 @@ import msgspec
 
 from prl import journal, parts
 from prl.check import cross_check
+from prl.claim import claim
 from prl.config import Config
 from prl.control.routes import routes_of
 from prl.control.server import ControlServer
@@ -42,9 +43,10 @@ from prl.metrics import StepReport
 from prl.models import resolve_model
 from prl.prompts import PromptSource, open_source
 from prl.recovery import Start, find_start
+from prl.resumed_config import check_changes
 from prl.rewards.scorer import Scorer
-from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals, choose
-from prl.settings import to_toml
+from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals
+from prl.settings import to_toml_without_secrets
 from prl.status import Stage, Status, TrainerStatus
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
@@ -72,34 +74,38 @@ class Pipeline:
         *,
         run_dir: Path | str | None = None,
         resume: bool = False,
+        accept_changes: bool = False,
         on_stage: Callable[[str], None] = lambda _: None,
         console: Console | None = None,
     ) -> None:
-        """Check the configuration; start nothing.
+        """Check the configuration and take the run folder; start nothing.
 
         Args:
             config: the whole configuration.
             run_dir: where the run goes; absent, the next free folder ``runs/NAME``.
             resume: continue the run in that folder from its newest complete checkpoint.
+            accept_changes: resume also where the configuration describes another run than the one in that folder.
             on_stage: told, in a few words, what is being waited for while the pipeline starts and ends.
             console: where warnings are shown; absent, they go to the standard library's logger ``prl``.
 
         Raises:
-            ConfigError: the configuration is not usable, or the run folder is not.
+            ConfigError: the configuration is not usable, or the run folder is not, or another process has it.
         """
         cross_check(config)
         self.config = config
-        self.run_dir = choose(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
+        self._model = resolve_model(config.model)
+        self._scorer = Scorer(config.rewards)
+        self._claim = claim(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
+        self.run_dir = self._claim.path
         self.summary: Summary | None = None
         """How the run ended; set on leaving."""
+        self._accept_changes = accept_changes
         self._resume, self._on_stage, self._console = resume, Stage(on_stage), console
         self._folder = RunFolder(self.run_dir)
         self._failure = FirstFailure()
         self._totals = Totals()
         self._stack = AsyncExitStack()
         self._loops = AsyncExitStack()
-        self._model = resolve_model(config.model)
-        self._scorer = Scorer(config.rewards)
         self._control = ControlServer(config.control, self.run_dir, routes_of(self))
         self._fleet: Fleet | None = None
         self._wired: Wired | None = None
@@ -118,7 +124,10 @@ class Pipeline:
         return self
 
     async def _start(self) -> None:
-        config = self.config
+        config, run_dir = self.config, self.run_dir
+        changed: list[str] = []
+        if self._resume:
+            changed = await asyncio.to_thread(check_changes, run_dir, config, accept=self._accept_changes)
         self._on_stage("reading tokenizer and data")
         self._control.bind()
         self._stack.push_async_callback(self._control.close)
@@ -126,13 +135,13 @@ class Pipeline:
         fields = self._scorer.required_fields
         self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
         self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
-        start = await asyncio.to_thread(find_start, self.run_dir, config) if self._resume else Start()
-        await asyncio.to_thread(self._folder.open, to_toml(config), start.ledger.step)
+        start = await asyncio.to_thread(find_start, run_dir, config) if self._resume else Start()
+        await asyncio.to_thread(self._folder.open, to_toml_without_secrets(config), start.ledger.step)
         self._totals = start.totals
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
         await self._control.open()
-        for warning in (*self._source.statistics().warnings, *start.warnings):
+        for warning in (*self._source.statistics().warnings, *changed, *start.warnings):
             log.warning(warning)
         if start.num_issued_again:
             log.warning(
@@ -395,6 +404,7 @@ class Pipeline:
                 await self._stack.aclose()
             finally:
                 self._summarise(error)
+                self._claim.release()
 
     def _summarise(self, error: BaseException | None) -> None:
         if self._wired is not None:

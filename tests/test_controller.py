@@ -101,8 +101,11 @@ async def controller_over(
     )
     trainer = trainer or SimulatedTrainer(step_s=0.2)
     source = Numbers()
-    slots = (num_engines * 8) // group_size + groups_per_step if max_lag is None else groups_per_step * (max_lag + 1)
-    buffer = Buffer(slots * steps_per_round, order="completion" if max_lag is None else "admission")
+    buffer = (
+        Buffer(num_engines * 8, order="completion", group_size=group_size, max_ahead=2 * groups_per_step)
+        if max_lag is None
+        else Buffer(groups_per_step * (max_lag + 1) * steps_per_round)
+    )
     rollout = Rollout(
         engines,
         score,

@@ -27,6 +27,7 @@ import msgspec
 from prl.config import RewardConfig
 from prl.deadlines import Deadlines, awake_timeout
 from prl.errors import ConfigError, RewardError
+from prl.hidden import cleared, secrets_of
 from prl.rewards.base import Reward, make_reward
 from prl.rewards.breaker import FIRST_PAUSE_S, Breaker, is_failure, may_pass
 from prl.rewards.threads import Threads
@@ -159,6 +160,7 @@ class _Judge:
     def __init__(self, label: str, config: RewardConfig, reward: Reward) -> None:
         self.label, self.config, self.reward = label, config, reward
         self._width = min(config.concurrency, reward.concurrency or config.concurrency)
+        self._secrets = secrets_of(config.options)
         self._threads = Threads(f"prl-reward-{label}")
         self._values = 0
         self._sum = 0.0
@@ -244,7 +246,7 @@ class _Judge:
         return await value if inspect.isawaitable(value) else value
 
     def _failed(self, reason: str, what: str, prompt: Prompt, *, passes: bool) -> _Failed:
-        message = f"prompt {prompt.id}: the reward {self.label!r} {what}"
+        message = cleared(f"prompt {prompt.id}: the reward {self.label!r} {what}", self._secrets)
         return _Failed(ScoringFailed(reason=reason, message=message), passes)
 
     def _count(self, outcome: float | Abstained | _Failed | _Raised, latency_s: float) -> None:
