@@ -83,15 +83,15 @@ COMMON = {
     "run.checkpoint_every": "3",
     "run.samples_every": "0",
     "engine.count": "1",
-    "engine.token_timeout_s": "8",
+    "engine.token_timeout_s": "10",
     "engine.start_timeout_s": "240",
     "trainer.start_timeout_s": "240",
-    "trainer.heartbeat_timeout_s": "6",
+    "trainer.heartbeat_timeout_s": "10",
     "trainer.max_restarts": "100",
-    "weights.timeout_s": "14",
+    "weights.timeout_s": "20",
 }
 """The default job with small steps and short deadlines, so that whoever is stopped is late within seconds."""
-STOPPED_S = 18.0
+STOPPED_S = 25.0
 """For how long the controller is stopped: longer than each of these deadlines but those of a start."""
 
 

@@ -7,6 +7,7 @@ and every prompt accounted for.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -57,13 +58,16 @@ class Result(msgspec.Struct, kw_only=True):
         return f"{self.role}/{self.blow}/{self.moment}"
 
 
-def run_chain(chain: Sequence[Cell], say: Callable[[str], None]) -> list[Result]:
-    """Serve these cells on one run. After one that did not pass, the next has a new run."""
+def run_chain(chain: Sequence[Cell], say: Callable[[str], None], *, until: float = math.inf) -> list[Result]:
+    """Serve these cells on one run. After one that did not pass, the next has a new run.
+
+    None is begun after the time ``until`` of ``time.monotonic``; those that are left out have no result.
+    """
     results: list[Result] = []
-    while len(results) < len(chain):
+    while len(results) < len(chain) and time.monotonic() < until:
         run = Run(Path(tempfile.mkdtemp(prefix="prl-faults-")), say)
         try:
-            results += run.serve(chain[len(results) :])
+            results += run.serve(chain[len(results) :], until)
         finally:
             run.clean_up()
     return results
@@ -77,17 +81,23 @@ class Run:
         self._jobs: list[Job] = []
         self._is_good = False
 
-    def serve(self, cells: Sequence[Cell]) -> list[Result]:
+    def serve(self, cells: Sequence[Cell], until: float) -> list[Result]:
         """Cells until one does not pass; then the end of the run, which is part of the outcome of each."""
         results: list[Result] = []
         for cell in cells:
+            if time.monotonic() >= until:
+                break
             results.append(self._attempt(cell))
             self._say(f"{cell}: {'passed' if results[-1].passed else 'FAILED: ' + results[-1].note}")
             if not results[-1].passed:
                 return results
+        if not results:
+            return results
         try:
             if self._job is None:
-                self._start(cells[-1], resume=True, struck=False).wait_for_step(self._jobs[-1].step + STEPS_AFTER)
+                self._start(cells[len(results) - 1], resume=True, struck=False).wait_for_step(
+                    self._jobs[-1].step + STEPS_AFTER
+                )
             self._finish()
             self._is_good = True
         except Exception as error:  # noqa: BLE001 -- whatever it is, no cell passed

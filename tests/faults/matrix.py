@@ -1,12 +1,14 @@
 """``python -m tests.faults.matrix``: run the fault matrix, write its results and the table made of them.
 
 ``--only WORDS`` runs the cells whose names hold any of these, and leaves the other results as they are;
-``--jobs N`` runs so many jobs at once.
+``--failed`` leaves out those that have passed; ``--jobs N`` runs so many jobs at once; ``--seconds S`` begins no cell
+after so long.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import threading
 import time
@@ -23,6 +25,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cells whose names hold any of these")
     parser.add_argument("--failed", action="store_true", help="cells that have not passed yet")
     parser.add_argument("--jobs", type=int, default=1, help="jobs at once")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no cell after so long")
     arguments = parser.parse_args()
     passed = {result.name for result in read() if result.passed}
     wanted = [
@@ -38,7 +41,7 @@ def main() -> int:
         print(f"[{time.monotonic() - began:6.0f} s] {text}", flush=True)
 
     def serve(chain: list[object]) -> None:
-        found = run_chain(chain, say)
+        found = run_chain(chain, say, until=began + arguments.seconds)
         with lock:
             results.extend(found)
             write(merge(read(), found))
