@@ -269,6 +269,8 @@ def main() -> int:
         finally:
             shutil.rmtree(folder)
         ends[how] = ends.get(how, 0) + 1
+        if sum(ends.values()) % 500 == 0:
+            print(f"{sum(ends.values())} seeds in {time.monotonic() - began:.0f} s: {ends}", flush=True)
     print(f"{arguments.seeds} seeds in {time.monotonic() - began:.0f} s: {ends}; broken: {broken}")
     return 1 if broken else 0
 

@@ -72,6 +72,9 @@ class Soak:
         self._began = time.monotonic()
         self._job = Job(folder, SETTINGS)
         self._num_controllers = 1
+        self._first_step = 0
+        """Steps that were done before this controller."""
+        self._is_stopping = False
 
     def run(self, seconds: float, every_s: float) -> None:
         """Strike until the time is over, then end the run."""
@@ -107,6 +110,7 @@ class Soak:
         self._job.clean_up()
         self._job = Job(self._folder, SETTINGS, resume=True)
         self._num_controllers += 1
+        self._first_step, self._is_stopping = self._job.step, False
 
     def _end(self, expected: int, seconds: float) -> None:
         """The controller is to end, and nothing may be left."""
@@ -123,6 +127,8 @@ class Soak:
     def _strike(self) -> None:
         role = self._random.choices(STRUCK, WEIGHTS)[0]
         cell = Cell(role, self._random.choice(BLOWS), MOMENTS[1])
+        if self._job.step == self._first_step or (role == "controller" and self._is_stopping):
+            return  # it starts: the matrix is for that; or it was told to stop, and the second signal kills
         processes = self._of(role)
         if not processes:
             self._say(f"{role}: nobody is there to be struck")
@@ -132,6 +138,7 @@ class Soak:
         self._say(f"step {self._job.step}: {cell.blow} to {role} ({victim.pid})")
         with contextlib.suppress(psutil.NoSuchProcess):
             victim.send_signal(cell.number)
+        self._is_stopping = self._is_stopping or (role == "controller" and cell.blow == "SIGTERM")
         if role == "controller" and cell.blow == "SIGSTOP":
             time.sleep(STOPPED_S)
             os.kill(victim.pid, signal.SIGCONT)
