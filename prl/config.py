@@ -94,7 +94,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """Restarts in a row, none of which led to an engine that served for ten minutes, after which its place stays
     empty; the run goes on while ``min_engines`` are left."""
     recovery_timeout_s: PositiveFloat = 600.0
-    """How long the run waits for engines that are started again."""
+    """How long the run waits for engines that are started again, the time in which the trainer is not counted."""
     token_timeout_s: PositiveFloat = 60.0
     """Longest wait for the next token of an open stream while the engine is not paused."""
 

@@ -29,7 +29,7 @@ class EvalConfig(Table, frozen=True, kw_only=True):
     path: str | None = None
     """Held-out JSONL; absent: generated problems are such as training never sees, JSONL sets its last rows aside."""
     timeout_s: PositiveFloat = 300.0
-    """Deadline of one evaluation."""
+    """Deadline of one evaluation. It stands still while no answer can come, since the trainer or a reward is mended."""
     max_block_s: PositiveFloat = 60.0
     """Longest that training waits for an evaluation that runs beside it: the next weights are not pushed before its
     answers are there. Past this it is given up, counted and reported as incomplete."""

@@ -52,12 +52,12 @@ class Deadlines:
         self._holders: set[object] = set()
 
     @asynccontextmanager
-    async def timeout(self, limit_s: float) -> AsyncIterator[None]:
+    async def timeout(self, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
         """Bound the body as ``asyncio.timeout`` does, holds not counted."""
         async with asyncio.timeout(None if self._holders else limit_s) as wait:
             self._left_s[wait] = limit_s
             try:
-                yield
+                yield wait
             finally:
                 del self._left_s[wait]
 

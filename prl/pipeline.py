@@ -221,6 +221,7 @@ class Pipeline:
             config=config.eval,
             record=lambda line: self._disk.write(EVALUATIONS, lambda: self._folder.write_evaluation(line)),
             failure=self._failure,
+            deadlines=fleet.engines.deadlines,
         )
         self._sync = parts.make_sync(
             config,

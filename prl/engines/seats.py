@@ -10,7 +10,7 @@ Invariants:
   breath as the engine leaves it.
 - Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
 - Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
-  first death does.
+  first death does. No time passes while the trainer is started again (``deadlines``), without which nobody can join.
 - Starts and closes are bounded in time, and a close reaches every engine, whatever state it is in.
 """
 
@@ -24,6 +24,7 @@ from typing import Literal
 import msgspec
 
 from prl.config import EngineConfig
+from prl.deadlines import Deadlines
 from prl.engines.base import Engine, EngineStatistics
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.failure import FirstFailure, failures_to
@@ -144,6 +145,8 @@ class Seats:
         """After a failed update, how long an engine may take to answer before it is given up."""
         self.changed = asyncio.Event()
         """Set, and replaced, when an engine is lost, is ready, or has loaded."""
+        self.deadlines = Deadlines()
+        """Of the waits for engines that come back: who is ready cannot join while the trainer is started again."""
         self._num_lost = self._num_lost_told = 0
         self._config = config
 
@@ -317,7 +320,7 @@ class Seats:
         while True:
             await self._until(lambda: sum(seat.state != "lost" for seat in self.all) < enough)
             with suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
+                async with self.deadlines.timeout(limit_s):
                     await self._until(lambda: len(self.serving()) >= enough or self._num_left() < enough)
                 if self._num_left() >= enough:
                     continue
@@ -343,7 +346,7 @@ class Seats:
     async def _in_time(self, condition: Callable[[], bool], what: str) -> None:
         limit_s = self._config.recovery_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with self.deadlines.timeout(limit_s):
                 await self._until(condition)
         except TimeoutError:
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"
