@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent.parent
 CONFIG = ROOT / "configs/math.toml"
 START_S = 240
 END_S = 15
+POLL_S = 0.2
 
 
 class Job:
@@ -86,7 +87,7 @@ class Job:
             assert not ended, f"it ended with {self.process.returncode} before {what}:\n{self.said[-3000:]}"
             assert time.monotonic() < deadline, f"no {what} within {seconds:g} s:\n{self.said[-3000:]}"
             self.descendants()
-            time.sleep(0.05)
+            time.sleep(POLL_S)
 
     def wait_for_step(self, step: int, seconds: float = START_S) -> None:
         """Wait until so many steps are in the metrics."""
@@ -146,7 +147,7 @@ class Job:
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < deadline:
             self.descendants()
-            time.sleep(0.05)
+            time.sleep(POLL_S)
         code = self.process.wait(timeout=0.1)
         _, alive = psutil.wait_procs(list(self.known.values()), timeout=max(0.1, deadline - time.monotonic()))
         assert not alive, f"processes left behind: {alive}"

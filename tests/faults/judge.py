@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from tests.faults.cells import LATE_START_S, STOPPED_S, Cell, Kind, expected, settings
-from tests.faults.job import START_S, Job, audit
+from tests.faults.job import POLL_S, START_S, Job, audit
 from tests.faults.struck import is_of
 
 NOTICE_S = 45.0
@@ -217,7 +217,7 @@ def _fallen(job: Job, num_blows: int) -> None:
     while len(job.blows()) == num_blows:
         assert time.monotonic() < deadline, f"no blow fell:\n{job.said[-2000:]}"
         job.descendants()
-        time.sleep(0.02 if job.process.poll() is None else 1.0)
+        time.sleep(POLL_S)
 
 
 def _others(job: Job, cell: Cell) -> list[psutil.Process]:

@@ -23,6 +23,7 @@ import msgspec
 import psutil
 
 from prl.buffer import Buffer
+from prl.process import die_with_parent
 from prl.trainer.checkpoint import partial_of
 from prl.trainer.remote import FsdpTrainer
 from tests.faults.cells import Cell, Moment, Role
@@ -160,6 +161,7 @@ def main() -> int:
     """Run prl."""
     from prl.cli import main as prl
 
+    die_with_parent()
     striker = Striker(Path(sys.argv[1]) / "blows.jsonl")
     watch_moments(striker)
     threading.Thread(target=striker.listen, daemon=True).start()
