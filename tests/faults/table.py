@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.faults.cells import BLOWS, CELLS, COMMON, MOMENTS, ROLES, SAYS, STOPPED_S, Cell, expected
+from tests.faults.cells import BLOWS, CELLS, COMMON, LATE_START_S, MOMENTS, ROLES, SAYS, STOPPED_S, Cell, expected
 from tests.faults.job import ROOT
 from tests.faults.judge import Result
 
@@ -22,19 +22,19 @@ it. This page is generated from `docs/faults.json`, which holds what was seen. A
 until the run was two steps further with everything back in place; or, where the run has to end, until no process was
 left. **failed** is a cell in which what must happen was not seen.
 
-After every cell the job is ended, resumed first where the blow had ended it; every step is there once, no sample was
-trained with a lag above the bound, and `prl audit` accounts for every prompt.
+Cells of a role and a signal follow one another on one run, which is resumed where a blow ended it. At the end of the
+run every step has to be there once, no sample trained with a lag above the bound, and `prl audit` has to account for
+every prompt; where it does not, none of the run's cells has passed.
 
-The moments: *start-up* is a second after the process appeared; *generation*, 30 ms into
-a wait of the trainer for its batch;
-*step*, 30 ms into a training step; *update*, when the engines have begun to receive a new version and the trainer is
-about to send it; *checkpoint*, when the folder of a checkpoint exists and is not complete.
+The moments: *start-up* is a second after the process appeared; *generation*, 30 ms into a wait of the trainer for its
+batch; *step*, 30 ms into a training step; *update*, when the engines have begun to receive a new version and the
+trainer is about to send it; *checkpoint*, when the folder of a checkpoint exists and is not complete.
 """
 _ROLES = """\
 The *engine host* is the process that the controller starts, the *engine core* is vLLM's below it. With one worker the
 core computes by itself; the *engine worker* below a core was struck on an engine that spans two (`tensor_parallel_size
-= 2`). The *verifier worker* is one of the `math` reward's. The answers are judged a second late, so that
-a job leaves the processor to whoever is started again.
+= 2`). The *verifier worker* is one of the `math` reward's. The answers are judged a second late, so that a job leaves
+the processor to whoever is started again.
 """
 
 
@@ -70,10 +70,12 @@ def render(results: Sequence[Result]) -> str:
     legend = [f"- **{kind}**: {text}" for kind, text in SAYS.items()]
     deadlines = ", ".join(f"`{key} = {value}`" for key, value in COMMON.items() if key.endswith("_s"))
     about_stops = (
-        f"SIGSTOP lasts until the run has killed who was stopped; the controller is woken after {STOPPED_S:g} s. The "
-        f"deadlines of the job: {deadlines}."
+        "SIGSTOP lasts until the run has killed who was stopped; the controller is woken after "
+        f"{STOPPED_S:g} s.\nThe deadlines of the job: {deadlines}. Whoever is stopped at start-up\nis late after "
+        f"{LATE_START_S} s."
     )
-    summary = f"{passed} of {len(CELLS)} cells passed."
+    failed = [result for result in results if not result.passed]
+    summary = f"{passed} of {len(CELLS)} cells passed, {len(failed)} failed, {len(CELLS) - len(results)} were not run."
     return "\n".join([_ABOUT, _ROLES, about_stops, "", summary, "", *rows, "", "What must happen:", "", *legend, ""])
 
 
