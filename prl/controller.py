@@ -138,8 +138,15 @@ class Controller:
 
     # ---- the loops ---------------------------------------------------------------------------------------------------
 
+    async def keep(self) -> None:
+        """Start again what dies and bring it up to date, until cancelled; from when engines and trainer are open."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
+            loops.create_task(self._failure.guard("trainer watch", self._watch_trainer()))
+            loops.create_task(self._failure.guard("rejoin", self._rejoin()))
+
     async def run(self) -> None:
-        """Admit, watch and keep time until cancelled.
+        """Admit and keep time until cancelled, once the first weights serve.
 
         A run that goes on in the middle of a round trains the rest of it on the round's own data: until its push no
         prompt takes the slots of the round's steps that are done, so rounds begin where they do in a run of one part.
@@ -147,10 +154,7 @@ class Controller:
         self._buffer.hold(self._pacing.groups_per_step * self.steps_into_round)
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._failure.guard("admit", self._admit()))
-            loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
-            loops.create_task(self._failure.guard("trainer watch", self._watch_trainer()))
             loops.create_task(self._failure.guard("pulse", self._pulse()))
-            loops.create_task(self._failure.guard("rejoin", self._rejoin()))
 
     async def _admit(self) -> None:
         async with asyncio.TaskGroup() as rollouts:

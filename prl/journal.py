@@ -233,7 +233,11 @@ def _records(path: Path, damage: list[str], *, is_newest: bool) -> Iterator[AnyR
             elif not is_newest:  # a crash leaves it in a segment that was the newest then
                 damage.append(f"{path} is torn after {at} of {len(data)} bytes")
             return
-        record = decoder.decode(body)
+        try:
+            record = decoder.decode(body)
+        except msgspec.DecodeError as error:  # whole, and not what this version of prl writes
+            damage.append(f"{path} holds a record after {at} bytes that nobody knows ({error}): the rest is left out")
+            return
         at += NUM_HEAD_BYTES + len(body)
         if isinstance(record, Snapshot):
             num_open = record.num_open

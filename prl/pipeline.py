@@ -156,9 +156,10 @@ class Pipeline:
         self._stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
         fleet, ready = await self._start_processes(start.checkpoint)
         controller, evaluator, _ = self._wired = self._wire(fleet, ready)
-        await self._restore(controller, start)
-        self._on_stage("sending the first weights")
-        await self._sync.push(controller.step_number)
+        await self._loops.enter_async_context(running(controller.keep()))
+        with self._failure.interrupts():
+            await self._restore(controller, start)
+            await self._sync.push(controller.step_number)
         await self._stack.enter_async_context(evaluator.open())
         if controller.step_number == 0 and self._held_out:
             self._totals.eval_before = (await self.evaluate()).reward_mean
@@ -183,7 +184,7 @@ class Pipeline:
                 await self._record(step)
 
     async def _start_processes(self, resume: Path | None) -> tuple[Fleet, TrainerReady]:
-        """Open engines and trainer side by side and join them for weight transfers."""
+        """Open engines and trainer side by side; the first push joins them for weight transfers."""
         transport = await asyncio.to_thread(parts.transport_of, self.config)
         fleet = self._fleet = Fleet(
             self.config, self._model, self.run_dir, transport=transport, resume=resume, replay=self._replay
@@ -191,10 +192,16 @@ class Pipeline:
         self._stack.push_async_callback(fleet.close)
         self._scorer.hold_while_paused(fleet.engines.deadlines)
         self._on_stage(f"starting {parts.describe(self.config)}")
-        ready = await fleet.open()
-        self._on_stage("joining engines and trainer")
+        return fleet, await fleet.open()
+
+    async def _join(self) -> None:
+        """Bring engines and trainer together before a push; at the first one this is seen to take its time."""
+        is_first, fleet = self._sync.version < 0, self._entered.fleet
+        if is_first:
+            self._on_stage("joining engines and trainer")
         await fleet.join()
-        return fleet, ready
+        if is_first:
+            self._on_stage("sending the first weights")
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
         """Do the steps from ``first`` on again that this process has done, on the journal's groups.
@@ -230,7 +237,7 @@ class Pipeline:
             transport=fleet.transport,
             manifest=fleet.manifest,
             probe=self._probe(),
-            join=fleet.join,
+            join=self._join,
             mend=fleet.mend,
         )
         controller = Controller(
@@ -323,7 +330,9 @@ class Pipeline:
         """How the run is at this moment, also while it starts and ends."""
         controller = None if self._wired is None else self._wired.controller
         trainer = None if self._fleet is None else self._fleet.trainer
-        state = "starts" if controller is None else "waits for a batch" if controller.waits_for_batch else "works"
+        state = "starts"
+        if controller is not None and self._sync.version >= 0:
+            state = "waits for a batch" if controller.waits_for_batch else "works"
         return Status(
             run_dir=str(self.run_dir.absolute()),
             pid=os.getpid(),

@@ -163,7 +163,7 @@ async def controller_over(
                 ledger.append(Open(entry=Entry(prompt=entry.prompt)))
             controller.restore(ledger.cursor, [entry.copy() for entry in ledger.open.values()])
         await sync.push(opened["trainer"].step)
-        async with running(controller.run()):
+        async with running(controller.keep()), running(controller.run()):
             yield Run(controller, trainer, engines, buffer, source)
     finally:
         await trainer.close()

@@ -76,6 +76,6 @@ async def test_a_run_answers_while_it_starts_and_while_it_trains(tmp_path: Path)
     assert (status, answer["step"], answer["pid"]) == (200, 1, os.getpid())
     assert [engine["name"] for engine in engines[1]] == ["engine-0", "engine-1"]
     (early,) = asked
-    assert early.result()[1]["step"] is None
+    assert early.result()[1]["step"] in {None, 0}  # asked while the engines start; answered a moment later
     with pytest.raises(prl.ConfigError, match="no run goes on there"):
         control_file.read(run)

@@ -90,9 +90,13 @@ class EnginePool:
         self._opened_at = 0.0
 
     async def open(self) -> None:
-        """Start all engines side by side. If one fails, all are closed and its error is raised."""
+        """Start all engines side by side.
+
+        One that does not start is lost like one that dies later, as long as ``engine.min_engines`` are left. Where they
+        are not, all are closed and the error says why: what keeps every engine from starting is not mended.
+        """
         try:
-            await self._all("open", self.seats.open)
+            await self._all("open", self.seats.open_first)
         except BaseException:
             await self.close()
             raise

@@ -258,6 +258,21 @@ class Seats:
             limit = f"{self._config.start_timeout_s:g} s (engine.start_timeout_s)"
             raise EngineError(f"{engine.name} was not ready within {limit}") from None
 
+    async def open_first(self, engine: Engine) -> None:
+        """Start one engine with the run. Raises EngineError where the run cannot do without it."""
+        try:
+            await self.open(engine)
+        except PrlError as error:
+            seat = next(seat for seat in self.all if seat.engine is engine)
+            others = [seat.why for seat in self.all if seat.state == "lost"]
+            left = len(self.all) - len(others) - 1
+            if self.remake is not None and left >= min(self._config.min_engines, len(self.all)):
+                self.give_up(seat, str(error))
+            elif others:
+                raise EngineError("; ".join([*others, str(error)])) from error
+            else:
+                raise
+
     async def close(self) -> None:
         """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
         async with asyncio.TaskGroup() as group:

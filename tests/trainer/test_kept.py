@@ -249,3 +249,14 @@ def test_engines_that_are_back_have_time_to_join_a_trainer_that_is_not(
     virtual_time.run(whole(tmp_path / "run", msgspec.structs.replace(config, engine=engine)))
     accounts = journal.read(tmp_path / "run" / "journal").ledger.accounts()
     assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+
+
+@pytest.mark.parametrize("call", ["connect", "publish"])
+def test_a_trainer_that_dies_before_the_first_weights_is_mended(
+    tmp_path: Path, scripts: list[TrainerScript], call: Any
+) -> None:
+    """At start-up as later: another is started, and the engines join that one."""
+    scripts += [TrainerScript(calls=(CallFault(call=call, kind="die"),))]
+    virtual_time.run(whole(tmp_path / "run", config_of(max_lag=1)))
+    accounts = journal.read(tmp_path / "run" / "journal").ledger.accounts()
+    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
