@@ -69,8 +69,8 @@ def expected(cell: Cell) -> Kind:
         return "interrupted" if cell.moment == "start-up" else "stops"
     if cell.role == "verifier worker":
         return "verifier"
-    if cell.moment == "start-up":
-        return "ends"
+    if cell.moment == "start-up" and cell.role != "engine core":
+        return "ends"  # nobody is left to go on with; of the engines whose core is struck there are two
     return "engine" if cell.role.startswith("engine") else "trainer"
 
 

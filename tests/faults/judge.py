@@ -168,7 +168,8 @@ def judge(job: Job, cell: Cell) -> float:
         job.wait_for_step(job.step + STEPS_AFTER + 1, NOTICE_S)
         job.wait_until("other worker", lambda: bool(_of(job, cell)) and pid not in _of(job, cell), NOTICE_S)
     else:
-        for told, seconds in ((NOTICED[kind], NOTICE_S), (MENDED[kind], MEND_S)):
+        is_late_start = cell.moment == "start-up" and cell.blow == "SIGSTOP"
+        for told, seconds in ((NOTICED[kind], NOTICE_S + START_LIMIT_S * is_late_start), (MENDED[kind], MEND_S)):
             job.wait_until(told, lambda told=told: _tells(job, num_events, told), seconds)
         job.wait_for_step(job.step + STEPS_AFTER, START_S)
     if kind != "slept":

@@ -32,9 +32,10 @@ trainer is about to send it; *checkpoint*, when the folder of a checkpoint exist
 """
 _ROLES = """\
 The *engine host* is the process that the controller starts, the *engine core* is vLLM's below it. With one worker the
-core computes by itself; the *engine worker* below a core was struck on an engine that spans two (`tensor_parallel_size
-= 2`). The *verifier worker* is one of the `math` reward's. The answers are judged a second late, so that a job leaves
-the processor to whoever is started again.
+core computes by itself. The core that was struck was one of two engines'; where another role is struck there is one
+engine, so that a death at its start leaves nobody to go on with. The *engine worker* below a core was struck on an
+engine that spans two (`tensor_parallel_size = 2`). The *verifier worker* is one of the `math` reward's. The
+answers are judged a second late, so that a job leaves the processor to whoever is started again.
 """
 
 
