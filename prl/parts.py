@@ -175,7 +175,6 @@ def make_pacing(config: Config) -> Pacing:
         groups_per_step=pipeline.groups_per_step,
         steps_per_round=pipeline.steps_per_round if pipeline.mode == "conventional" else 1,
         max_consecutive_drops=pipeline.max_consecutive_drops,
-        stall_timeout_s=config.run.stall_timeout_s,
     )
 
 

@@ -31,6 +31,7 @@ from prl.errors import EngineDeadError, EngineError, EngineStalledError
 from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
 from prl.ledger import Member, Sampled, completion_of
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
+from prl.waits import Wait, loop, waiting
 
 MAX_DEATHS, MAX_STALLS = 8, 1
 """Engines that may die, or stall, under one stream before it is given up."""
@@ -93,6 +94,8 @@ class Rollout:
         self._streams, self._score, self.decode = streams, score, decode
         self._decoding, self._group_size, self._timeout_s = decoding, group_size, timeout_s
         self._failure, self._seed = failure, seed
+        self.under_way: dict[int, Wait | None] = {}
+        """What each rollout waits for, by its prompt's id."""
         self.num_moved = 0
         """Streams that went on with another engine."""
         self.members_dropped: Counter[str] = Counter()
@@ -111,6 +114,15 @@ class Rollout:
             so_far: what is known of its members, by index.
             stream_ended: called once for each member, when it needs no engine any more.
         """
+        with loop(f"group {prompt.id}") as self.under_way[prompt.id]:
+            try:
+                return await self._roll_out(prompt, so_far, stream_ended)
+            finally:
+                del self.under_way[prompt.id]
+
+    async def _roll_out(
+        self, prompt: Prompt, so_far: Mapping[int, Member], stream_ended: Callable[[], None]
+    ) -> Outcome:
         members: list[Judged] = []
         try:
             async with self._deadlines.timeout(self._timeout_s), asyncio.TaskGroup() as group:
@@ -148,7 +160,8 @@ class Rollout:
         self, prompt: Prompt, index: int, so_far: Member, stream_ended: Callable[[], None]
     ) -> Judged:
         """One member; a failure that must end the run is reported at once and not raised into the task group."""
-        with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
+        what = f"the rollout of prompt {prompt.id}"
+        with failures_to(self._failure.set, what), waiting(f"member {index}", aside=True):
             sampled = await self._sampled(prompt, index, so_far)
             stream_ended()
             return sampled if isinstance(sampled, Dropped) else await self._judged(sampled, prompt)

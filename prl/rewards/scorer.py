@@ -32,6 +32,7 @@ from prl.rewards.base import Reward, make_reward
 from prl.rewards.breaker import FIRST_PAUSE_S, Breaker, is_failure, may_pass
 from prl.rewards.threads import Threads
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
+from prl.waits import waiting
 
 OPEN_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
@@ -176,7 +177,8 @@ class _Judge:
         if self.reward.open is not None:
             try:
                 async with asyncio.timeout(OPEN_TIMEOUT_S) as deadline:
-                    await self.reward.open()
+                    with waiting(f"reward {self.label}", "starts", limit_s=OPEN_TIMEOUT_S):
+                        await self.reward.open()
             except TimeoutError as error:
                 if not deadline.expired():
                     raise
@@ -186,9 +188,21 @@ class _Judge:
         self._threads.close()
         if self.reward.close is not None:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self.reward.close()
+                with waiting(f"reward {self.label}", "ends", limit_s=CLOSE_TIMEOUT_S):
+                    await self.reward.close()
 
     async def judge(self, completion: Completion, prompt: Prompt) -> _Outcome:
+        with waiting(f"reward {self.label}", self._state, alive_at=self._alive_at):
+            return await self._judge(completion, prompt)
+
+    def _state(self) -> str:
+        return "is paused, all its calls fail" if self.breaker.is_open else f"{self._width} other calls are under way"
+
+    def _alive_at(self) -> float:
+        """A pause has a deadline of its own."""
+        return asyncio.get_running_loop().time() if self.breaker.is_open else -math.inf
+
+    async def _judge(self, completion: Completion, prompt: Prompt) -> _Outcome:
         while True:
             async with self.breaker.turn(), self._slots:
                 start = time.perf_counter()
@@ -207,7 +221,8 @@ class _Judge:
         """One call, tried again where that may help, under its deadline. Only a cancellation from outside is raised."""
         try:
             async with awake_timeout(self.config.timeout_s) as deadline:
-                value = await self._value_with_retries(completion, prompt)
+                with waiting(f"reward {self.label}", limit_s=self.config.timeout_s):
+                    value = await self._value_with_retries(completion, prompt)
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
