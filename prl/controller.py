@@ -74,6 +74,10 @@ class Judges(Protocol):
         """Tries after the first, of all calls so far."""
         ...
 
+    def lap(self) -> dict[str, dict[str, float]]:
+        """What their calls took and how they failed since the last lap, by reward."""
+        ...
+
 
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     """How generation and training take turns."""
@@ -255,7 +259,9 @@ class Controller:
                 del self._untrained[ticket]
             pushed = await self._push_at_end_of_round()
         drops, mended = self._drops_since_last_report(), self.mended_since_last_report()
-        report = step_report(groups, lag, trained, pushed, timing=self.meter.lap(), dropped=drops, mended=mended)
+        calls = {} if self._judges is None else self._judges.lap()
+        timing = self.meter.lap()
+        report = step_report(groups, lag, trained, pushed, timing=timing, dropped=drops, mended=mended, calls=calls)
         return Step(report=report, groups=groups)
 
     @asynccontextmanager

@@ -30,7 +30,6 @@ from prl.panel import make_console, say, show
 from prl.progress import num_asked, percent
 from prl.progress_line import ProgressLine
 from prl.prompts import open_source
-from prl.rewards.scorer import Scorer
 from prl.shell import FAILED, INTERRUPTED, OK, failure_message, first_signal, run_to_exit
 from prl.tokenizer import Tokenizer
 from prl.types import Prompt
@@ -57,7 +56,7 @@ class EvalJob:
         preflight.before_evaluation(self._config)
         self._num_samples = self._config.eval.num_samples if num_samples is None else num_samples
         self._out = None if out is None else _writable(Path(out))
-        self._scorer = Scorer(config.rewards)
+        self._scorer = parts.make_scorer(config)
         self._console = make_console()
 
     def run(self) -> int:

@@ -46,7 +46,6 @@ from prl.models import resolve_model
 from prl.prompts import PromptSource, open_source
 from prl.recovery import Start, find_start
 from prl.resumed_config import check_changes
-from prl.rewards.scorer import Scorer
 from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals
 from prl.settings import to_toml_without_secrets
 from prl.status import Stage, Status, TrainerStatus
@@ -98,7 +97,7 @@ class Pipeline:
         cross_check(config)
         self.config = config
         self._model = resolve_model(config.model)
-        self._scorer = Scorer(config.rewards)
+        self._scorer = parts.make_scorer(config)
         self._claim = claim(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
         self.run_dir = self._claim.path
         self.summary: Summary | None = None

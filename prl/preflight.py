@@ -16,7 +16,7 @@ from prl.check import cross_check, sequences_in_flight
 from prl.config import Config
 from prl.errors import ConfigError, MissingExtraError
 from prl.models import resolve_model
-from prl.parts import engine_kind, installed
+from prl.parts import engine_kind, installed, make_scorer
 from prl.rewards.base import REGISTRY
 from prl.trainer.launch import split_address
 
@@ -75,11 +75,10 @@ def check(config: Config) -> list[Finding]:
         MissingExtraError: something optional that it needs is not installed.
     """
     from prl.prompts import open_source  # noqa: PLC0415 - only --check reads data here
-    from prl.rewards.scorer import Scorer  # noqa: PLC0415 - only --check makes rewards here
     from prl.tokenizer import Tokenizer  # noqa: PLC0415 - takes seconds
 
     findings = before_start(config)
-    scorer = Scorer(config.rewards)
+    scorer = make_scorer(config)
     names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards)
     findings.append(Finding(topic="rewards", text=names))
     tokenizer = Tokenizer.load(resolve_model(config.model))

@@ -113,6 +113,7 @@ def test_a_run_that_does_not_answer_is_told_with_the_state_of_its_process(tmp_pa
     """Stopped as a whole it neither answers nor says by what it is blocked."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
         try:
             told = asking.ask(left_behind(tmp_path / "run", pid=process.pid))
         finally:

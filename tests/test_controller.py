@@ -385,6 +385,10 @@ class _Outage(msgspec.Struct):
     seconds: float
     num_retries: int = 0
 
+    def lap(self) -> dict[str, dict[str, float]]:
+        """Nothing is measured."""
+        return {}
+
     async def score(self, completion: Completion, prompt: Prompt) -> Verdict:
         """The verdict, after the outage."""
         if self.seconds:

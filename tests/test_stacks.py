@@ -10,7 +10,6 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 
-import psutil
 import pytest
 
 from prl import stacks
@@ -74,7 +73,7 @@ def test_a_stopped_process_is_told_as_such() -> None:
     """It cannot answer: its state says why, and nobody waits for it for long."""
     with child(ANSWERING) as process:
         os.kill(process.pid, signal.SIGSTOP)
-        psutil.Process(process.pid).status()
+        os.waitpid(process.pid, os.WUNTRACED)
         told = found(process.pid)
         os.kill(process.pid, signal.SIGCONT)
     assert (told.name, told.state) == ("engine-7 part", "stopped")

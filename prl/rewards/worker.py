@@ -37,11 +37,16 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     value: float | None
     """None abstains."""
     reason: str = ""
-    """A short key where there is something to count, such as ``gold_unparsable``."""
+    """A short key of why, such as ``other_value``, to be counted."""
+    detail: str = ""
+    """The same for people."""
 
 
 def serve(judge: Callable[[Question], Reply]) -> None:
-    """Answer questions until the parent is gone. The command line is: parent's pid, CPU seconds, memory in MiB."""
+    """Answer questions until the parent is gone.
+
+    The command line is the parent's pid, CPU seconds and memory in MiB; what follows is the module's own.
+    """
     parent, cpu_s, memory_mib = (int(argument) for argument in sys.argv[1:4])
     die_with_parent(parent)
     stacks.answer_requests(f"reward {Path(sys.argv[0]).stem}")
