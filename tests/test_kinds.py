@@ -53,7 +53,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "A: one lost rollout blocks its batch for ever": (
         "test_rollout.py::test_a_rollout_has_a_deadline",
         "test_rollout.py::test_a_member_that_is_cancelled_from_within_ends_the_run",
-        "test_controller.py::test_a_stall_says_who_waits_for_whom",
+        "test_watchdog.py::test_an_engine_that_owes_tokens_is_given_up_and_the_run_goes_on",
     ),
     "A: an exception in a task that nobody awaits is swallowed": (
         "test_failure.py::test_a_loop_that_fails",
