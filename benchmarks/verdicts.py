@@ -2,7 +2,7 @@
 
     python benchmarks/verdicts.py [--quick] --out FILE.json
 
-Everything is real: the scorer, and two worker processes. Three mixtures, each of distinct texts, half of the answers right:
+Everything is real: the scorer, and two worker processes. Three mixtures, half of the answers right:
 
 - ``ordinary``: integers, decimals and fractions in a box behind a few sentences, eight completions a problem;
 - ``kinds``: every row of ``tests/cases/math_kinds.jsonl``: formulas, units, lists, intervals, matrices, words ...;
