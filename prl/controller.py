@@ -33,7 +33,7 @@ from prl.buffer import Buffer, Ticket
 from prl.engines.pool import EnginePool
 from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Admitted, Entry, Left, Records, Scored, Trained, group_of
+from prl.ledger import Admitted, Entry, Left, Measured, Records, Scored, Trained, group_of
 from prl.log import get_logger
 from prl.metrics import LagSummary, Mended, Meter, StepReport, lag_of, step_report
 from prl.refill import Refill
@@ -58,6 +58,10 @@ class Source(Protocol):
 
     def next(self) -> Prompt:
         """The next prompt in order of admission."""
+        ...
+
+    def passed_over(self) -> list[tuple[int, str]]:
+        """Ids that ``next`` went past since this was last asked, and why."""
         ...
 
     def seek(self, cursor: int) -> None:
@@ -101,11 +105,12 @@ class Controller:
         first_step: int,
         refill: Refill | None = None,
         before_push: Callable[[], Awaitable[int]] | None = None,
+        measure: Callable[[Group], Measured | None] = lambda _: None,
     ) -> None:
         self._source, self._engines, self._trainer = source, engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
-        self._before_push = before_push
+        self._before_push, self._measure = before_push, measure
         self._records = records
         self.step_number = first_step
         """Completed optimiser steps."""
@@ -151,6 +156,8 @@ class Controller:
     def _next(self) -> Entry:
         """A prompt that was never admitted before."""
         prompt = self._source.next()
+        for number, reason in self._source.passed_over():
+            self._records.append(Left(prompt_id=number, reason=reason))
         self._records.append(Admitted(prompt=prompt))
         return Entry(prompt=prompt)
 
@@ -164,6 +171,8 @@ class Controller:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
         if isinstance(outcome, Done):
             self._consecutive_drops = 0
+            if measured := self._measure(outcome.group):
+                self._records.append(measured)
             if self._refill is None or not self._refill.wants_another(outcome.group):
                 scores = outcome.group.scores
                 self._records.append(Scored(prompt_id=prompt.id, members=outcome.members, scores=scores))

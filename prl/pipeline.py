@@ -36,7 +36,7 @@ from prl.ledger import group_of
 from prl.log import Console, configure, get_logger
 from prl.metrics import StepReport
 from prl.models import resolve_model
-from prl.prompts import PromptSource, open_source
+from prl.prompts import PromptSource, changes, open_source
 from prl.recovery import Start, find_start
 from prl.rewards.scorer import Scorer
 from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals, choose
@@ -117,11 +117,12 @@ class Pipeline:
         self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
         self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
         start = await asyncio.to_thread(find_start, self.run_dir, config) if self._resume else Start()
+        changed = changes(self._source, start.ledger, config.data.on_change)
         await asyncio.to_thread(self._folder.open, to_toml(config), start.ledger.step)
         self._totals = start.totals
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
-        for warning in (*self._source.statistics().warnings, *start.warnings):
+        for warning in (*self._source.statistics().warnings, *start.warnings, *changed):
             log.warning(warning)
         if start.num_issued_again:
             log.warning(
@@ -222,6 +223,7 @@ class Pipeline:
             first_step=ready.step,
             refill=parts.make_refill(config),
             before_push=evaluator.before_push,
+            measure=self._source.measure,
         )
         return Wired(controller, evaluator)
 
@@ -293,7 +295,7 @@ class Pipeline:
         """Write a checkpoint of this step; generation goes on."""
         checkpoints = self.run_dir / "checkpoints"
         folder = checkpoint.step_folder(checkpoints, self.step_number)
-        state = {"controller": self._entered.controller.state(), "totals": self._totals}
+        state = {"controller": self._entered.controller.state(), "totals": self._totals, **self._journal.ledger.facts()}
         await self._journal.begin_segment()
         await self._fleet.trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))

@@ -32,7 +32,7 @@ _DECORATION = " \t*_$:="
 
 def final_answer(completion: Completion, prompt: Prompt, extract: Extract = "auto") -> str | None:
     """What the completion states as its answer, or None. The prompt only tells whether it opened the thinking."""
-    text = _after_thinking(completion.text, opened=prompt.text.rfind(_OPEN) > prompt.text.rfind(_CLOSE))
+    text = after_thinking(completion.text, opened=opens_thinking(prompt))
     if text is None:
         return None
     if extract == "text":
@@ -52,7 +52,13 @@ def final_answer(completion: Completion, prompt: Prompt, extract: Extract = "aut
     return stated or text[box.end() : end].strip()
 
 
-def _after_thinking(text: str, *, opened: bool) -> str | None:
+def opens_thinking(prompt: Prompt) -> bool:
+    """Whether the chat template has begun the thinking, so that the completion goes on with it."""
+    return prompt.text.rfind(_OPEN) > prompt.text.rfind(_CLOSE)
+
+
+def after_thinking(text: str, *, opened: bool) -> str | None:
+    """The text behind its one thinking block, or all of it; None where the thinking is not over, or there are two."""
     num_opened, num_closed = text.count(_OPEN) + opened, text.count(_CLOSE)
     if num_opened != num_closed or num_opened > 1:
         return None
