@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from prl import memory
+from prl import memory, settings
 from prl.check import cross_check, sequences_in_flight
+from prl.check_data import check_data
 from prl.config import Config
 from prl.data.opening import source_tables
 from prl.errors import ConfigError, MissingExtraError
@@ -66,6 +67,18 @@ def before_evaluation(config: Config) -> None:
     folder = None if engine_kind(config)[0] == "simulated" else _folder(resolve_model(config.model))
     if folder is not None:
         _context(config, folder)
+
+
+def before_data(config: Config) -> None:
+    """What can be known of the data alone without reading it; no engine, trainer or reward need be configured.
+
+    Raises:
+        ConfigError: the configuration is not valid, or a file is not there.
+    """
+    settings.validate(config)
+    if found := list(check_data(config)):
+        raise ConfigError("\n".join(found))
+    _files(config)
 
 
 def check(config: Config) -> list[Finding]:

@@ -97,18 +97,16 @@ def changes(source: PromptSource, ledger: Ledger, on_change: Literal["refuse", "
     """
     before, now = ledger.data, source.fingerprint()
     source.follow(ledger.solve_rates)
-    ledger.data = now
     changed = [
         f"{key} is {now.get(key, 'not there')!r} and was {before.get(key, 'not there')!r}"
         for key in sorted({*before, *now})
         if before and before.get(key) != now.get(key)
     ]
-    if not changed:
-        return []
     what = "the data is not what the run began with: " + "; ".join(changed)
-    if on_change == "refuse":
+    if changed and on_change == "refuse":
         raise DataError(
             f"{what}. Going on would train some prompts twice and others never: restore it, begin a new run, or accept"
             " that with --set data.on_change=warn"
         )
-    return [what]
+    ledger.data = now
+    return [what] if changed else []

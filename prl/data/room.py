@@ -38,7 +38,7 @@ class Room(NamedTuple):
             )
         if reason == "too_short":
             return f"data.filter.min_tokens = {self.fewest}"
-        return "it is held out" if reason == "held_out" else f"data.filter.max_tokens = {self.most}"
+        return "they ask what a held-out one asks" if reason == "held_out" else f"data.filter.max_tokens = {self.most}"
 
 
 class Unfit(NamedTuple):

@@ -133,6 +133,11 @@ class MixedPrompts:
             raise DataError(f"{where}: prompt {prompt_id} does not fit the context any more")
         return prompt
 
+    def where(self, prompt_id: int) -> str:
+        """The place of the row of a prompt, for people."""
+        place = self.mix.place(prompt_id)
+        return self.sources[place.source].train.where(place.row)
+
     def seek(self, cursor: int) -> None:
         """See ``PromptSource``."""
         if cursor < 0:
@@ -187,10 +192,9 @@ class MixedPrompts:
     def _said(self, reason: str, count: int) -> str:
         """How many rows are passed over for a reason, and the first of them."""
         where, first = next((where, unfit) for where, unfit in self._unfit.items() if unfit.reason == reason)
-        what = {"too_long": "too long", "held_out": "held out too"}.get(reason, "filtered")
+        what = {"too_long": "are too long and", "too_short": "are too short and"}.get(reason, "are")
         return (
-            f"{count} prompts are {what} and left out: {first.room.explained(reason)}; the first, {where}, has "
-            f"{first.length}"
+            f"{count} prompts {what} left out: {first.room.explained(reason)}; the first, {where}, has {first.length}"
         )
 
     def _key(self, place: Place) -> int:

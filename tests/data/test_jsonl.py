@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from prl.errors import DataError
 from prl.data.jsonl import Rows
 from prl.data.rows import Needs
+from prl.errors import DataError
 
 GOOD = b'{"prompt": "1+1", "answer": "2"}'
 
@@ -75,13 +75,25 @@ BAD_ROWS = {
     "huge answer": (b'{"prompt": "a", "answer": 123456789012345678901}', "field 'answer': Expected `str`, got `int`"),
     "endless integer": (b'{"prompt": "a", "x": ' + b"9" * 5000 + b"}", "Integer value out of range"),
     "broken utf-8": (b'{"prompt": "a\xff"}', "column 14: not UTF-8: byte 0xff; save the file as UTF-8"),
-    "latin-1": (b'{"prompt": "caf\xe9"}', "column 16: not UTF-8: byte 0xe9; save the file as UTF-8 (in Latin-1 it is '\u00e9'"),
+    "latin-1": (
+        b'{"prompt": "caf\xe9"}',
+        "column 16: not UTF-8: byte 0xe9; save the file as UTF-8 (in Latin-1 it is '\u00e9'",
+    ),
     "half a surrogate": (b'{"prompt": "a\\ud800"}', "a \\ud... escape without its other half"),
     "cut off": (b'{"prompt": "a"', "column 15: the line ends before its object does: each row is one JSON object"),
     "in two lines": (b'{"prompt":', "column 11: the line ends before its object does"),
-    "single quotes": (b"{'prompt': 'a'}", "column 2: not valid JSON: Expecting property name enclosed in double quotes"),
-    "trailing comma": (b'{"prompt": "a",}', "column 16: not valid JSON: Expecting property name enclosed in double quotes"),
-    "no comma": (b'{"prompt": "\xc3\xa9" "answer": "b"}', "column 16: not valid JSON: Expecting ',' delimiter at '\"answer\": \"b\"}'"),
+    "single quotes": (
+        b"{'prompt': 'a'}",
+        "column 2: not valid JSON: Expecting property name enclosed in double quotes",
+    ),
+    "trailing comma": (
+        b'{"prompt": "a",}',
+        "column 16: not valid JSON: Expecting property name enclosed in double quotes",
+    ),
+    "no comma": (
+        b'{"prompt": "\xc3\xa9" "answer": "b"}',
+        "column 16: not valid JSON: Expecting ',' delimiter at '\"answer\": \"b\"}'",
+    ),
     "two objects": (b'{"prompt": "a"} {"prompt": "b"}', "column 17: not valid JSON: Extra data"),
     "no object": (b'["a"]', "Expected `object`, got `array`; each line is one JSON object"),
     "deep": (b'{"prompt": "a", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", "nested too deeply"),
