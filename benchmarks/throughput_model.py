@@ -65,8 +65,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     groups_per_step: int
     group_size: int
     num_slots: int
+    """Groups under way at most; streams where groups are trained as they finish."""
     in_order: bool
     """Groups are trained in the order of admission."""
+    max_ahead: int = 0
+    """Where they are not: groups finished or in a step that stop admission."""
     steps_per_round: int = 1
     max_streams: int = 10**9
     """Of all engines together."""
@@ -121,7 +124,7 @@ class _Play:
     def _admit(self) -> None:
         """Fill free slots, then places in the engines."""
         schedule = self._schedule
-        while len(self._open) + len(self._finished) + self._num_taken < schedule.num_slots:
+        while self._has_room():
             members = self._lengths[int(self._dice.integers(len(self._lengths)))]
             self._open[self._next_group] = len(members)
             self._tokens[self._next_group] = np.zeros(NUM_STEPS + 1, int)
@@ -133,6 +136,14 @@ class _Play:
             groups, lengths = zip(*starting, strict=True)
             self._group_of = np.concatenate([self._group_of, groups])
             self._left = np.concatenate([self._left, lengths])
+
+    def _has_room(self) -> bool:
+        """As ``prl/buffer.py`` admits."""
+        schedule, ahead = self._schedule, len(self._finished) + self._num_taken
+        if schedule.in_order:
+            return len(self._open) + ahead < schedule.num_slots
+        streams = len(self._left) + len(self._waiting)
+        return ahead < schedule.max_ahead and (streams + schedule.group_size <= schedule.num_slots or not streams)
 
     def _take(self) -> None:
         """Start a training step where the trainer is free and its batch, or its round, is there."""

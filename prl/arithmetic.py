@@ -18,11 +18,12 @@ level  what                                                            such as
 3      three operands up to 99, or two of three digits, with + and -   ``12 + 80 - 31``
 4      a number up to 99 times one digit                               ``38 * 7``
 5      mixed operations with parentheses, numbers up to 20             ``(14 + 3) * 9``
-6      what is left of a division by 2 to 7, quotients up to 127       ``165 % 7``
+6      a number up to 899 and one up to 63, most often a small one     ``624 + 3``
 =====  ==============================================================  ===================
 
-The quotients of level 6 have a long tail: half are below 6, one in fifty is 64 or more. Worked by taking the divisor
-away again and again, so are the lengths of its answers.
+The second numbers of level 6 have a long tail: half are below 4, one in thirty-six is 32 or more. Worked by counting,
+so have the lengths of its answers. Of what level 6 does not hold out, half is set aside for lessons (the split
+``lesson``): what a model was taught before a run need not occur in it.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from typing import Literal, TypeVar
 
 from msgspec import Struct
 
-Split = Literal["train", "eval"]
+Split = Literal["train", "eval", "lesson"]
 T = TypeVar("T")
 
 NUM_LEVELS = 6
 EVAL_ONE_IN = 10
 """One set of operands in this many is held out for evaluation."""
+LEVELS_WITH_LESSONS = frozenset({6})
+"""Those of which half of the rest is for lessons, and not for training."""
 
 
 class Problem(Struct, frozen=True):
@@ -65,24 +68,31 @@ def problem(level: int, index: int, seed: int, split: Split) -> Problem:
     """The problem at ``index`` of the endless sequence that (level, seed, split) names.
 
     Raises:
-        ValueError: ``level`` is not 1 to 6, or ``split`` is neither train nor eval.
+        ValueError: ``level`` is not 1 to 6, or ``split`` is none that it has.
     """
     if level not in _DRAWERS:
         raise ValueError(f"arithmetic has levels 1 to {NUM_LEVELS}, got {level!r}")
-    if split not in ("train", "eval"):
-        raise ValueError(f"arithmetic has the splits 'train' and 'eval', got {split!r}")
+    splits = ("train", "eval", "lesson") if level in LEVELS_WITH_LESSONS else ("train", "eval")
+    if split not in splits:
+        raise ValueError(f"level {level} of arithmetic has the splits {splits}, got {split!r}")
     dice = Dice(f"arithmetic/{level}/{index}/{seed}/{split}")
     while True:
         draw = _DRAWERS[level](dice)
-        if split_of(draw.operands) == split:
+        if split_of(draw.operands, lessons=level in LEVELS_WITH_LESSONS) == split:
             return Problem(question=f"{draw.expression} = ?", answer=str(draw.answer), level=level)
 
 
-def split_of(operands: Sequence[int]) -> Split:
-    """The split that problems with these operands belong to, whatever their order and operators."""
+def split_of(operands: Sequence[int], *, lessons: bool = False) -> Split:
+    """The split that problems with these operands belong to, whatever their order and operators.
+
+    ``lessons``: of a level that sets some aside for them.
+    """
     text = ",".join(map(str, sorted(operands)))
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-    return "eval" if int.from_bytes(digest, "big") % EVAL_ONE_IN == 0 else "train"
+    rest, digit = divmod(int.from_bytes(digest, "big"), EVAL_ONE_IN)
+    if digit == 0:
+        return "eval"
+    return "lesson" if lessons and rest % 2 else "train"
 
 
 class Dice:
@@ -148,13 +158,11 @@ def _mixed(dice: Dice) -> _Draw:
     return usable[dice.between(0, len(usable) - 1)]
 
 
-def _remainder(dice: Dice) -> _Draw:
-    """The quotient's octave is the lower of two draws, which makes each octave rarer than the one below it."""
-    octave = min(dice.between(0, 6), dice.between(0, 6))
-    quotient, divisor = dice.between(2**octave, 2 ** (octave + 1) - 1), dice.between(2, 7)
-    rest = dice.between(0, divisor - 1)
-    dividend = quotient * divisor + rest
-    return _Draw(f"{dividend} % {divisor}", rest, (dividend, divisor))
+def _long_count(dice: Dice) -> _Draw:
+    """The second number's octave is the lower of two draws, which makes each octave rarer than the one below it."""
+    octave = min(dice.between(0, 5), dice.between(0, 5))
+    start, count = dice.between(0, 899), dice.between(2**octave, 2 ** (octave + 1) - 1)
+    return _Draw(f"{start} + {count}", start + count, (start, count))
 
 
 _DRAWERS: dict[int, Callable[[Dice], _Draw]] = {
@@ -163,5 +171,5 @@ _DRAWERS: dict[int, Callable[[Dice], _Draw]] = {
     3: _longer,
     4: _multiplication,
     5: _mixed,
-    6: _remainder,
+    6: _long_count,
 }

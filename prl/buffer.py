@@ -16,8 +16,10 @@ later only lowers the numbers of those behind it, hence their step and their lag
 lengths, so short sequences are not favoured. With k = 0 the next prompt is admitted after the weights of all earlier
 ones serve: synchronous. QED
 
-With ``order="completion"`` groups are taken as they finish (the paper's mode). There is no bound then; the lag follows
-from how much is under way and is measured.
+With ``order="completion"`` groups are taken as they finish (the paper's mode). A slot is then a *stream*, since there
+the engines are to be full at all times: a group's slots are free as its streams end, not all of them when the longest
+has. No prompt is admitted while ``max_ahead`` groups or more run ahead of training, finished or in a step. The lag has
+no bound; it follows from how much is under way and is measured.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of the slots; counters grow from the start of the run."""
 
     num_slots: int
+    streams: int
+    """Sequences that are being sampled."""
     running: int
     """Admitted, not finished."""
     finished: int
@@ -51,10 +55,26 @@ class BufferStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Buffer:
-    """The slots. One admitting and one taking task at a time; everything else is immediate."""
+    """The slots. One admitting and one taking task at a time; everything else is immediate.
 
-    def __init__(self, num_slots: int, order: Literal["admission", "completion"] = "admission") -> None:
-        self.num_slots, self._order = num_slots, order
+    Args:
+        num_slots: prompts under way at most; with ``order="completion"`` streams.
+        order: in which finished groups are taken.
+        group_size: streams of a prompt.
+        max_ahead: with ``order="completion"``, groups finished or in a step that stop admission.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        order: Literal["admission", "completion"] = "admission",
+        *,
+        group_size: int = 1,
+        max_ahead: int | None = None,
+    ) -> None:
+        self.num_slots, self._order, self._group_size = num_slots, order, group_size
+        self._most = num_slots if max_ahead is None else max_ahead
+        self._streams: dict[Ticket, int] = {}  # of the groups that run
         self._groups: dict[Ticket, Group | None] = {}  # admitted and not taken, in order of admission; None: running
         self._by_completion: dict[Ticket, None] = {}
         self._taken = self._admitted = self._dropped = self._trained = 0
@@ -62,28 +82,35 @@ class Buffer:
 
     async def admit(self) -> Ticket:
         """Wait for a free slot and hold it."""
-        await self._until(lambda: len(self._groups) + self._taken < self.num_slots)
+        await self._until(self._has_room)
         ticket = self._admitted
         self._admitted += 1
         self._groups[ticket] = None
+        self._streams[ticket] = self._group_size
         return ticket
+
+    def stream_ended(self, ticket: Ticket) -> None:
+        """One of the prompt's streams gives no more tokens; what follows, its scoring, needs no engine."""
+        self._streams[ticket] -= 1
+        self._changed.set()
 
     def finish(self, ticket: Ticket, group: Group) -> None:
         """The prompt's group is complete and may be taken."""
         self._groups[ticket] = group
+        del self._streams[ticket]
         self._by_completion[ticket] = None
         self._changed.set()
 
     def drop(self, ticket: Ticket) -> None:
         """The prompt ends without a group; its slot is free at once."""
-        del self._groups[ticket]
+        del self._groups[ticket], self._streams[ticket]
         self._dropped += 1
         self._changed.set()
 
     async def take(self, count: int) -> list[tuple[Ticket, Group]]:
         """Wait for the next ``count`` groups in this buffer's order and take them, their slots still held."""
-        if count > self.num_slots:
-            msg = f"cannot take {count} groups from {self.num_slots} slots"
+        if count > self._most:
+            msg = f"cannot take {count} groups from {self._most} slots"
             raise ValueError(msg)
         await self._until(lambda: len(self._next(count)) == count)
         batch = self._next(count)
@@ -92,6 +119,10 @@ class Buffer:
             del self._by_completion[ticket]
         self._taken += count
         return batch
+
+    def hold(self, count: int) -> None:
+        """Count so many free slots as taken: a run goes on in the middle of a round, whose first steps are done."""
+        self._taken += count
 
     def release(self, count: int) -> None:
         """Free the slots of ``count`` taken groups: the weights trained on them serve in the engines."""
@@ -110,6 +141,7 @@ class Buffer:
         """How the slots are used now, and counters since the start."""
         return BufferStatistics(
             num_slots=self.num_slots,
+            streams=sum(self._streams.values()),
             running=len(self._groups) - len(self._by_completion),
             finished=len(self._by_completion),
             taken=self._taken,
@@ -117,6 +149,12 @@ class Buffer:
             dropped=self._dropped,
             trained=self._trained,
         )
+
+    def _has_room(self) -> bool:
+        if self._order == "admission":
+            return len(self._groups) + self._taken < self.num_slots
+        streams, ahead = sum(self._streams.values()), len(self._by_completion) + self._taken
+        return ahead < self._most and (streams + self._group_size <= self.num_slots or not streams)
 
     def _next(self, count: int) -> list[tuple[Ticket, Group]]:
         ready: list[tuple[Ticket, Group]] = []

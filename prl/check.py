@@ -6,13 +6,13 @@ at the machine beyond its environment variables; ``preflight.py`` does.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
 from prl import settings
 from prl.check_algorithm import check_algorithm
+from prl.check_control import check_control, is_loopback
 from prl.check_data import check_data
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
@@ -35,6 +35,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_lora(config),
         *_listen(config, environment),
         *check_data(config),
+        *check_control(config, environment),
         *check_evaluation(config),
         *check_algorithm(config),
         *_rewards(config),
@@ -46,14 +47,6 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
 def sequences_in_flight(config: Config) -> int:
     """Most streams that all engines run at once."""
     return config.engine.count * config.engine.max_num_seqs
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _run(config: Config) -> Iterator[str]:

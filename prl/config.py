@@ -2,8 +2,9 @@
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
 that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of the data,
-evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``. The doc of a field is the string
-under it. Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
+evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, that of the control address in
+``config_control.py``. The doc of a field is the string under it. Units are in the name; counts start with ``num_``.
+Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, field
 
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
+from prl.config_control import ControlConfig
 from prl.config_data import DataConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
@@ -94,7 +96,7 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """Restarts in a row, none of which led to an engine that served for ten minutes, after which its place stays
     empty; the run goes on while ``min_engines`` are left."""
     recovery_timeout_s: PositiveFloat = 600.0
-    """How long the run waits for engines that are started again."""
+    """How long the run waits for engines that are started again, the time in which the trainer is not counted."""
     token_timeout_s: PositiveFloat = 60.0
     """Longest wait for the next token of an open stream while the engine is not paused."""
 
@@ -177,16 +179,23 @@ class RewardConfig(Table, frozen=True, kw_only=True):
     weight: Annotated[float, Meta(ge=-1e6, le=1e6)] = 1.0
     """Factor in the sum."""
     timeout_s: PositiveFloat = 10.0
-    """Deadline of one call."""
+    """Deadline of one call, with its retries and the pauses before them."""
+    max_retries: NonNegative = 2
+    """Times that a call is tried again which failed for a reason that may pass: a service that is down, a worker that
+    was killed. The pauses before double, from half a second. Never after a bug, a NaN, or a refused request."""
     concurrency: Positive = 64
     """Calls under way at once."""
     on_failure: Literal["drop", "stop"] = "drop"
     """What a failed or late call does: ``drop`` leaves the completion out of its group and counts it, ``stop`` ends the
     run. An exception that is a bug (TypeError, NameError, AttributeError, ...) always ends the run."""
     max_failures: Positive = 64
-    """Failed calls in a row that end the run."""
+    """Failed calls in a row that end the run where they would come back, and pause the reward where they may pass."""
+    recovery_timeout_s: PositiveFloat = 300.0
+    """How long a paused reward is probed, one call at a time, before the run ends. No completion is dropped meanwhile,
+    and the deadlines of rollouts and evaluations stand still."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of a reward that is made from options."""
+    """Keyword arguments of a reward that is made from options. ``"env:NAME"`` is what that environment variable holds;
+    a secret that is given otherwise (``api_key``, ``headers``) is hidden in every file that the run writes."""
 
 
 class Config(Table, frozen=True, kw_only=True):
@@ -209,5 +218,6 @@ class Config(Table, frozen=True, kw_only=True):
     weights: WeightsConfig = WeightsConfig()
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
+    control: ControlConfig = ControlConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train."""

@@ -92,7 +92,5 @@ class DataConfig(SourceTable, frozen=True, kw_only=True):
     """System message put before a row that has only a ``prompt``; absent: the chat template's own, if it has one."""
     skip_bad_rows: bool = False
     """Skip and count malformed rows instead of refusing the file."""
-    on_change: Literal["refuse", "warn"] = "refuse"
-    """What a resumed run does whose data is not what it was: its position in the data has lost its meaning then."""
     filter: FilterConfig = FilterConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

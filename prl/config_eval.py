@@ -32,7 +32,7 @@ class EvalConfig(Table, frozen=True, kw_only=True):
     split: str | None = None
     """Held-out split of the ``dataset`` that is trained on, such as ``test``, in place of its last rows."""
     timeout_s: PositiveFloat = 300.0
-    """Deadline of one evaluation."""
+    """Deadline of one evaluation. It stands still while no answer can come, since the trainer or a reward is mended."""
     max_block_s: PositiveFloat = 60.0
     """Longest that training waits for an evaluation that runs beside it: the next weights are not pushed before its
     answers are there. Past this it is given up, counted and reported as incomplete."""

@@ -25,11 +25,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 
-from prl.buffer import Buffer, Ticket
+from prl.buffer import Buffer, BufferStatistics, Ticket
 from prl.engines.pool import EnginePool
 from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
 from prl.failure import FirstFailure, failures_to
@@ -69,6 +70,20 @@ class Source(Protocol):
         ...
 
 
+class Judges(Protocol):
+    """The rewards, as far as the loops look at them."""
+
+    @property
+    def paused(self) -> list[str]:
+        """The rewards that are paused, under a deadline of their own."""
+        ...
+
+    @property
+    def num_retries(self) -> int:
+        """Tries after the first, of all calls so far."""
+        ...
+
+
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     """How generation and training take turns."""
 
@@ -103,6 +118,7 @@ class Controller:
         failure: FirstFailure,
         records: Records,
         first_step: int,
+        judges: Judges | None = None,
         refill: Refill | None = None,
         before_push: Callable[[], Awaitable[int]] | None = None,
         measure: Callable[[Group], Measured | None] = lambda _: None,
@@ -110,7 +126,7 @@ class Controller:
         self._source, self._engines, self._trainer = source, engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
-        self._before_push, self._measure = before_push, measure
+        self._before_push, self._judges, self._measure = before_push, judges, measure
         self._records = records
         self.step_number = first_step
         """Completed optimiser steps."""
@@ -127,14 +143,23 @@ class Controller:
 
     # ---- the loops ---------------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Admit, watch and keep time until cancelled."""
+    async def keep(self) -> None:
+        """Start again what dies and bring it up to date, until cancelled; from when engines and trainer are open."""
         async with asyncio.TaskGroup() as loops:
-            loops.create_task(self._failure.guard("admit", self._admit()))
             loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
             loops.create_task(self._failure.guard("trainer watch", self._watch_trainer()))
-            loops.create_task(self._failure.guard("pulse", self._pulse()))
             loops.create_task(self._failure.guard("rejoin", self._rejoin()))
+
+    async def run(self) -> None:
+        """Admit and keep time until cancelled, once the first weights serve.
+
+        A run that goes on in the middle of a round trains the rest of it on the round's own data: until its push no
+        prompt takes the slots of the round's steps that are done, so rounds begin where they do in a run of one part.
+        """
+        self._buffer.hold(self._pacing.groups_per_step * self.steps_into_round)
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._failure.guard("admit", self._admit()))
+            loops.create_task(self._failure.guard("pulse", self._pulse()))
 
     async def _admit(self) -> None:
         async with asyncio.TaskGroup() as rollouts:
@@ -165,7 +190,8 @@ class Controller:
         """One prompt to its outcome; whatever else happens is the run's failure."""
         prompt = entry.prompt
         with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
-            self._settle(ticket, prompt, await self._rollout(prompt, entry.members))
+            ended = partial(self._buffer.stream_ended, ticket)
+            self._settle(ticket, prompt, await self._rollout(prompt, entry.members, ended))
 
     def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
@@ -222,8 +248,8 @@ class Controller:
             self.meter.loop_lag_s = max(self.meter.loop_lag_s, lag_s)
             if lag_s > LOOP_LAG_WARNING_S:
                 log.warning("the event loop stood still: blocking code, or a busy machine", seconds=round(lag_s, 3))
-            rejoins = self._weights.locked()  # may wait minutes for a trainer, under deadlines of its own
-            if (latest := self._progress()) != progress or not self._waits_for_batch or rejoins:
+            waits_for_others = self._weights.locked() or self._paused  # for minutes, under deadlines of their own
+            if (latest := self._progress()) != progress or not self._waits_for_batch or waits_for_others:
                 progress, since = latest, now
             elif now - since > self._pacing.stall_timeout_s:
                 raise StallError(f"nothing moved for {now - since:.0f} s (run.stall_timeout_s): {self.why()}")
@@ -278,7 +304,7 @@ class Controller:
         if not self._round:
             waits_since, self._waits_for_batch = self._clock(), True
             try:
-                self._round.extend(await self._buffer.take(size * self._pacing.steps_per_round))
+                self._round.extend(await self._buffer.take(self._num_left_in_round()))
             finally:
                 self._waits_for_batch = False
             self.meter.wait_batch_s = self._clock() - waits_since
@@ -299,6 +325,15 @@ class Controller:
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
 
+    @property
+    def steps_into_round(self) -> int:
+        """Steps done of the round under way, which began at a multiple of G; 0 in pipeline mode."""
+        return self.step_number % self._pacing.steps_per_round
+
+    def _num_left_in_round(self) -> int:
+        """Groups that the steps of the round need which are not done."""
+        return self._pacing.groups_per_step * (self._pacing.steps_per_round - self.steps_into_round)
+
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -311,18 +346,31 @@ class Controller:
         self._source.seek(cursor)
         self._restored.extend(entries)
 
+    @property
+    def waits_for_batch(self) -> bool:
+        """Whether the trainer has nothing to train on."""
+        return self._waits_for_batch
+
+    def slots(self) -> BufferStatistics:
+        """How the slots are used."""
+        return self._buffer.statistics()
+
     def why(self) -> str:
         """Who waits for whom, as a chain."""
         if not self._waits_for_batch:
             return f"step {self.step_number} is in the trainer or in the weight update"
-        late = self._buffer.waiting_for(self._pacing.groups_per_step * self._pacing.steps_per_round)
+        late = self._buffer.waiting_for(self._num_left_in_round())
         prompts = ", ".join(str(self._untrained[ticket].id) for ticket in late[:8])
         slots = self._buffer.statistics()
         return (
             f"the trainer waits for batch {self.step_number} <- prompts {prompts or 'not admitted yet'} <- "
             f"{self._engines.describe()}; of {slots.num_slots} slots {slots.running} are running, {slots.finished} "
-            f"finished, {slots.taken} taken"
+            f"finished, {slots.taken} taken" + "".join(f"; the reward {name!r} is paused" for name in self._paused)
         )
+
+    @property
+    def _paused(self) -> list[str]:
+        return [] if self._judges is None else self._judges.paused
 
     def _progress(self) -> Sequence[object]:
         tokens, _ = self._engine_counters()
@@ -343,6 +391,7 @@ class Controller:
             streams_moved=self._rollout.num_moved,
             engine_restarts=self._engines.seats.num_restarts,
             trainer_restarts=int(self._trainer.statistics().get("restarts", 0)),
+            reward_retries=0 if self._judges is None else self._judges.num_retries,
         )
         before, self._reported_mended = self._reported_mended, now
         return now.since(before)

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- While they are held none of them passes; afterwards each has as much time left as when the hold began.
+- While anybody holds them none of them passes; afterwards each has as much time left as when the hold began.
 - Nobody's wait becomes endless by that: whoever holds them waits under deadlines of its own, and where the mend fails
   the run ends, and these waits with it.
 """
@@ -20,23 +20,24 @@ class Deadlines:
     def __init__(self) -> None:
         self._left_s: dict[asyncio.Timeout, float] = {}
         """Seconds left to each wait: since the hold began or, while there is none, when it began last."""
-        self._held = False
+        self._holders: set[object] = set()
 
     @asynccontextmanager
-    async def timeout(self, limit_s: float) -> AsyncIterator[None]:
+    async def timeout(self, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
         """Bound the body as ``asyncio.timeout`` does, holds not counted."""
-        async with asyncio.timeout(None if self._held else limit_s) as wait:
+        async with asyncio.timeout(None if self._holders else limit_s) as wait:
             self._left_s[wait] = limit_s
             try:
-                yield
+                yield wait
             finally:
                 del self._left_s[wait]
 
-    def hold(self) -> None:
-        """From now on no time passes."""
-        if self._held:
+    def hold(self, holder: object) -> None:
+        """From now on no time passes, until everybody who holds them has let them go on."""
+        if self._holders:
+            self._holders.add(holder)
             return
-        self._held = True
+        self._holders.add(holder)
         now = asyncio.get_running_loop().time()
         for wait in self._left_s:
             until = wait.when()
@@ -44,11 +45,13 @@ class Deadlines:
                 self._left_s[wait] = until - now
                 wait.reschedule(None)
 
-    def go_on(self) -> None:
-        """Time passes again."""
-        if not self._held:
+    def go_on(self, holder: object) -> None:
+        """This one holds them no more."""
+        if holder not in self._holders:
             return
-        self._held = False
+        self._holders.remove(holder)
+        if self._holders:
+            return
         now = asyncio.get_running_loop().time()
         for wait, left_s in self._left_s.items():
             if not wait.expired():

@@ -15,6 +15,8 @@
     +-- CheckpointError      a checkpoint could not be written or read
     +-- JournalError         the journal of a run is missing or cannot be used
     +-- DiskError            the disk took nothing for run.disk_timeout_s
+    +-- RefusedError         what was asked of a run under way cannot be done, and nothing has changed
+    |   +-- NotFoundError    it names something that is not there
     +-- StallError           nothing moved for run.stall_timeout_s; says who waits for whom
 
 An expected failure of one rollout is no exception but a value (see ``rollout.py``); what is not in this tree is a bug
@@ -85,6 +87,14 @@ class JournalError(PrlError):
 
 class DiskError(PrlError):
     """The disk took nothing for ``run.disk_timeout_s``."""
+
+
+class RefusedError(PrlError):
+    """What was asked of a run under way cannot be done, and nothing has changed."""
+
+
+class NotFoundError(RefusedError):
+    """What was asked names something that is not there."""
 
 
 class StallError(PrlError):

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from prl.config_eval import EvalConfig
+from prl.deadlines import Deadlines
 from prl.errors import PrlError
 from prl.evaluate import Evaluation
 from prl.failure import FirstFailure, failures_to
@@ -85,6 +86,7 @@ class Evaluator:
         config: ``[eval]``.
         record: keeps the line of an evaluation.
         failure: of the run.
+        deadlines: stand still while no answer can come, since the trainer or a reward is being mended.
     """
 
     def __init__(
@@ -94,8 +96,10 @@ class Evaluator:
         config: EvalConfig,
         record: Callable[[dict[str, Any]], Awaitable[None]],
         failure: FirstFailure,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self._evaluate, self._config, self._record, self._failure = evaluate, config, record, failure
+        self._deadlines = deadlines or Deadlines()
         self.latest: Evaluation | None = None
         """The latest that is complete."""
         self._num_incomplete = 0
@@ -203,7 +207,7 @@ class Evaluator:
     async def _within_timeout(self, under_way: _UnderWay) -> Evaluation | Incomplete:
         timeout_s = self._config.timeout_s
         try:
-            async with asyncio.timeout(timeout_s) as deadline:
+            async with self._deadlines.timeout(timeout_s) as deadline:
                 evaluation = await self._evaluate(under_way.version, under_way.count)
         except TimeoutError:
             if not deadline.expired():

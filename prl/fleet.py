@@ -71,6 +71,7 @@ class Fleet:
             newest_checkpoint=lambda: checkpoint.latest(run_dir / "checkpoints").folder,
             replay=replay,
             max_restarts=config.trainer.max_restarts,
+            held=[self.engines.deadlines, self.engines.seats.deadlines],
         )
         self._tried_again: int | None = None
         """The version whose update was tried again although nobody was dead."""

@@ -14,20 +14,32 @@ import shlex
 import sys
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 from prl import log, preflight, summary
+from prl.claim import choose
 from prl.config import Config
 from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Evaluation
 from prl.panel import Panel, make_console, make_panel, say, show
 from prl.pipeline import Pipeline
+from prl.resumed_config import nothing_left
 from prl.shell import FAILED, INTERRUPTED, OK, failure_message, first_signal, run_to_exit
 
 
 class Job:
     """``prl run``."""
 
-    def __init__(self, config: Config, command: str, *, run_dir: str | None, resume: bool, plain: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        command: str,
+        *,
+        run_dir: str | None,
+        resume: bool,
+        accept_changes: bool = False,
+        plain: bool,
+    ) -> None:
         """Look at the machine; ``command`` is what to say again to resume the run, but for its folder.
 
         Raises:
@@ -37,6 +49,7 @@ class Job:
         preflight.before_start(config)
         self._command = command
         self._config, self._run_dir, self._resume = config, run_dir, resume
+        self._accept_changes = accept_changes
         self._console = make_console()
         self._plain = plain
         self._stop = asyncio.Event()
@@ -46,6 +59,9 @@ class Job:
 
     def run(self) -> int:
         """Run to an exit code. Raises ConfigError or MissingExtraError, with nothing left running."""
+        if self._resume and (message := self._nothing_left()):
+            say(self._console, message)
+            return OK
         return run_to_exit(self._main())
 
     async def _main(self) -> int:
@@ -65,6 +81,11 @@ class Job:
             self._report()
         return code
 
+    def _nothing_left(self) -> str | None:
+        """What to say of a run that is at its end already."""
+        folder = choose(self._config.run.name, Path(self._run_dir) if self._run_dir else None, resume=True)
+        return nothing_left(folder, self._config.run.num_steps)
+
     def _panel(self, title: str, num_steps: int) -> Panel:
         return make_panel(self._console, title=title, num_steps=num_steps, plain=self._plain)
 
@@ -83,7 +104,12 @@ class Job:
     async def _train(self, panel: Panel) -> None:
         """The loop that a run is."""
         pipeline = self._pipeline = Pipeline(
-            self._config, run_dir=self._run_dir, resume=self._resume, on_stage=panel.stage, console=self._console
+            self._config,
+            run_dir=self._run_dir,
+            resume=self._resume,
+            accept_changes=self._accept_changes,
+            on_stage=panel.stage,
+            console=self._console,
         )
         async with pipeline:
             self._starting = None

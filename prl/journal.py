@@ -176,7 +176,8 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
         until: stop where more than this many steps are done.
 
     Raises:
-        JournalError: there is no journal, it does not reach back to that step, or groups to train again are missing.
+        JournalError: there is no journal, it does not reach back to that step or up to it, or groups to train again
+            are missing.
     """
     found = segments(folder)
     if not found:
@@ -192,6 +193,8 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
             if until is not None and _is_beyond(record, until):
                 return History(ledger, damage)
             ledger.append(record)
+    if resume_from is not None and ledger.step < resume_from:
+        raise JournalError(f"{folder} ends after step {ledger.step}, the checkpoint is of step {resume_from}")
     first = ledger.step if resume_from is None else resume_from
     missing = [step for step in range(first, ledger.step) if step not in ledger.batches]
     if missing:
@@ -230,7 +233,11 @@ def _records(path: Path, damage: list[str], *, is_newest: bool) -> Iterator[AnyR
             elif not is_newest:  # a crash leaves it in a segment that was the newest then
                 damage.append(f"{path} is torn after {at} of {len(data)} bytes")
             return
-        record = decoder.decode(body)
+        try:
+            record = decoder.decode(body)
+        except msgspec.DecodeError as error:  # whole, and not what this version of prl writes
+            damage.append(f"{path} holds a record after {at} bytes that nobody knows ({error}): the rest is left out")
+            return
         at += NUM_HEAD_BYTES + len(body)
         if isinstance(record, Snapshot):
             num_open = record.num_open

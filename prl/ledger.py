@@ -277,6 +277,13 @@ class Ledger:
         rates = [(row, epoch, rate) for row, (epoch, rate) in self.solve_rates.items()]
         return {"data": self.data, "solve_rates": rates}
 
+    def forget_unfinished(self, *, of_version: int) -> None:
+        """Give up streams that are not at their end and have tokens of this version only."""
+        for entry in self.open.values():
+            for index, member in list(entry.members.items()):
+                if member.finish is None and set(member.versions) == {of_version}:
+                    del entry.members[index]
+
     def snapshot(self) -> list[Snapshot | Open]:
         """The whole ledger as records that later ones do not change."""
         return [

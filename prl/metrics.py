@@ -67,6 +67,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Engines that were started in place of lost ones since the last step."""
     trainer_restarts: int = 0
     """Times that the trainer was started again since the last step."""
+    reward_retries: int = 0
+    """Tries after the first of calls of rewards since the last step: their service was down, or their worker died."""
     loop_lag_ms: float
     """Longest delay of the event loop's heartbeat during the step."""
     dropped: dict[str, int]
@@ -93,6 +95,7 @@ class Mended(msgspec.Struct, frozen=True, kw_only=True):
     streams_moved: int = 0
     engine_restarts: int = 0
     trainer_restarts: int = 0
+    reward_retries: int = 0
 
     def since(self, before: Mended) -> Mended:
         """What came after ``before``; all of them count from the start."""
@@ -100,6 +103,7 @@ class Mended(msgspec.Struct, frozen=True, kw_only=True):
             streams_moved=self.streams_moved - before.streams_moved,
             engine_restarts=self.engine_restarts - before.engine_restarts,
             trainer_restarts=self.trainer_restarts - before.trainer_restarts,
+            reward_retries=self.reward_retries - before.reward_retries,
         )
 
 
@@ -222,6 +226,7 @@ def step_report(
         streams_moved=mended.streams_moved,
         engine_restarts=mended.engine_restarts,
         trainer_restarts=mended.trainer_restarts,
+        reward_retries=mended.reward_retries,
         loop_lag_ms=timing.loop_lag_ms,
         dropped=dropped,
     )

@@ -35,6 +35,9 @@ from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.15
 """Accepted difference of log-probabilities between engine and trainer: the largest in float32, else the mean."""
+BATCHES_AHEAD = 2
+"""In the paper's mode, batches of groups that are ready or in a step when admission stops: one in the trainer, and the
+next one complete beside it. More of them would only age."""
 
 EngineKind = Literal["vllm", "transformers", "simulated"]
 
@@ -157,8 +160,12 @@ def make_buffer(config: Config) -> Buffer:
         return Buffer(pipeline.groups_per_step * pipeline.steps_per_round)
     if pipeline.max_lag is not None:
         return Buffer(pipeline.groups_per_step * (pipeline.max_lag + 1))
-    in_flight = -(-engine.count * engine.max_num_seqs // pipeline.group_size)
-    return Buffer(in_flight + pipeline.groups_per_step, order="completion")
+    return Buffer(
+        engine.count * engine.max_num_seqs,
+        order="completion",
+        group_size=pipeline.group_size,
+        max_ahead=BATCHES_AHEAD * pipeline.groups_per_step,
+    )
 
 
 def make_pacing(config: Config) -> Pacing:

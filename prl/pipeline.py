@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
@@ -23,9 +24,13 @@ import msgspec
 
 from prl import journal, parts
 from prl.check import cross_check
+from prl.claim import claim
 from prl.config import Config
+from prl.control.routes import routes_of
+from prl.control.server import ControlServer
 from prl.controller import Controller, Step
 from prl.disk import Disk
+from prl.engines.seats import EngineStatus
 from prl.errors import PrlError
 from prl.evaluate import Evaluation
 from prl.evaluator import Evaluator
@@ -38,9 +43,11 @@ from prl.metrics import StepReport
 from prl.models import resolve_model
 from prl.prompts import PromptSource, changes, open_source
 from prl.recovery import Start, find_start
+from prl.resumed_config import check_changes
 from prl.rewards.scorer import Scorer
-from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals, choose
-from prl.settings import to_toml
+from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals
+from prl.settings import to_toml_without_secrets
+from prl.status import Stage, Status, TrainerStatus
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
@@ -55,6 +62,7 @@ class Wired(NamedTuple):
 
     controller: Controller
     evaluator: Evaluator
+    fleet: Fleet
 
 
 class Pipeline:
@@ -66,34 +74,40 @@ class Pipeline:
         *,
         run_dir: Path | str | None = None,
         resume: bool = False,
+        accept_changes: bool = False,
         on_stage: Callable[[str], None] = lambda _: None,
         console: Console | None = None,
     ) -> None:
-        """Check the configuration; start nothing.
+        """Check the configuration and take the run folder; start nothing.
 
         Args:
             config: the whole configuration.
             run_dir: where the run goes; absent, the next free folder ``runs/NAME``.
             resume: continue the run in that folder from its newest complete checkpoint.
+            accept_changes: resume also where the configuration describes another run than the one in that folder.
             on_stage: told, in a few words, what is being waited for while the pipeline starts and ends.
             console: where warnings are shown; absent, they go to the standard library's logger ``prl``.
 
         Raises:
-            ConfigError: the configuration is not usable, or the run folder is not.
+            ConfigError: the configuration is not usable, or the run folder is not, or another process has it.
         """
         cross_check(config)
         self.config = config
-        self.run_dir = choose(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
+        self._model = resolve_model(config.model)
+        self._scorer = Scorer(config.rewards)
+        self._claim = claim(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
+        self.run_dir = self._claim.path
         self.summary: Summary | None = None
         """How the run ended; set on leaving."""
-        self._resume, self._on_stage, self._console = resume, on_stage, console
+        self._accept_changes = accept_changes
+        self._resume, self._on_stage, self._console = resume, Stage(on_stage), console
         self._folder = RunFolder(self.run_dir)
         self._failure = FirstFailure()
         self._totals = Totals()
         self._stack = AsyncExitStack()
         self._loops = AsyncExitStack()
-        self._model = resolve_model(config.model)
-        self._scorer = Scorer(config.rewards)
+        self._control = ControlServer(config.control, self.run_dir, routes_of(self))
+        self._fleet: Fleet | None = None
         self._wired: Wired | None = None
         self._eval_after: float | None = None
         self._run_is_open = False
@@ -110,19 +124,25 @@ class Pipeline:
         return self
 
     async def _start(self) -> None:
-        config = self.config
+        config, run_dir = self.config, self.run_dir
+        changed: list[str] = []
+        if self._resume:
+            changed = await asyncio.to_thread(check_changes, run_dir, config, accept=self._accept_changes)
         self._on_stage("reading tokenizer and data")
+        self._control.bind()
+        self._stack.push_async_callback(self._control.close)
         self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
         fields = self._scorer.required_fields
         self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
         self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
-        start = await asyncio.to_thread(find_start, self.run_dir, config) if self._resume else Start()
-        changed = changes(self._source, start.ledger, config.data.on_change)
-        await asyncio.to_thread(self._folder.open, to_toml(config), start.ledger.step)
+        start = await asyncio.to_thread(find_start, run_dir, config) if self._resume else Start()
+        changed += changes(self._source, start.ledger, accept=self._accept_changes)
+        await asyncio.to_thread(self._folder.open, to_toml_without_secrets(config), start.ledger.step)
         self._totals = start.totals
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
-        for warning in (*self._source.statistics().warnings, *start.warnings, *changed):
+        await self._control.open()
+        for warning in (*self._source.statistics().warnings, *changed, *start.warnings):
             log.warning(warning)
         if start.num_issued_again:
             log.warning(
@@ -135,11 +155,12 @@ class Pipeline:
         await self._journal.begin_segment()
         await self._scorer.__aenter__()
         self._stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
-        ready = await self._start_processes(start.checkpoint)
-        controller, evaluator = self._wired = self._wire(ready)
-        await self._restore(controller, start)
-        self._on_stage("sending the first weights")
-        await self._sync.push(controller.step_number)
+        fleet, ready = await self._start_processes(start.checkpoint)
+        controller, evaluator, _ = self._wired = self._wire(fleet, ready)
+        await self._loops.enter_async_context(running(controller.keep()))
+        with self._failure.interrupts():
+            await self._restore(controller, start)
+            await self._sync.push(controller.step_number)
         await self._stack.enter_async_context(evaluator.open())
         if controller.step_number == 0 and self._held_out:
             self._totals.eval_before = (await self.evaluate()).reward_mean
@@ -148,7 +169,10 @@ class Pipeline:
         await self._loops.enter_async_context(running(controller.run()))
         controller.meter.restart()
         step = controller.step_number
-        evaluator.resumed(step, is_recorded=await asyncio.to_thread(self._folder.is_evaluated, step))
+        begun = step - controller.steps_into_round  # weights from within a round are evaluated at its end, as ever
+        is_recorded = begun < step or await asyncio.to_thread(self._folder.is_evaluated, step)
+        evaluator.resumed(begun, is_recorded=is_recorded)
+        self._on_stage.quietly("training")
         log.info("started", step=step, run_dir=str(self.run_dir))
 
     async def _restore(self, controller: Controller, start: Start) -> None:
@@ -160,18 +184,25 @@ class Pipeline:
             if self._totals.steps < step.report.step:  # it was done and not recorded any more
                 await self._record(step)
 
-    async def _start_processes(self, resume: Path | None) -> TrainerReady:
-        """Open engines and trainer side by side and join them for weight transfers."""
+    async def _start_processes(self, resume: Path | None) -> tuple[Fleet, TrainerReady]:
+        """Open engines and trainer side by side; the first push joins them for weight transfers."""
         transport = await asyncio.to_thread(parts.transport_of, self.config)
-        self._fleet = Fleet(
+        fleet = self._fleet = Fleet(
             self.config, self._model, self.run_dir, transport=transport, resume=resume, replay=self._replay
         )
-        self._stack.push_async_callback(self._fleet.close)
+        self._stack.push_async_callback(fleet.close)
+        self._scorer.hold_while_paused(fleet.engines.deadlines)
         self._on_stage(f"starting {parts.describe(self.config)}")
-        ready = await self._fleet.open()
-        self._on_stage("joining engines and trainer")
-        await self._fleet.join()
-        return ready
+        return fleet, await fleet.open()
+
+    async def _join(self) -> None:
+        """Bring engines and trainer together before a push; at the first one this is seen to take its time."""
+        is_first, fleet = self._sync.version < 0, self._entered.fleet
+        if is_first:
+            self._on_stage("joining engines and trainer")
+        await fleet.join()
+        if is_first:
+            self._on_stage("sending the first weights")
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
         """Do the steps from ``first`` on again that this process has done, on the journal's groups.
@@ -187,9 +218,9 @@ class Pipeline:
             groups = [group_of(entry, self._tokenizer.decode) for entry in ledger.batches[step]]
             await trainer.train(await make_batch(step, groups))
 
-    def _wire(self, ready: TrainerReady) -> Wired:
+    def _wire(self, fleet: Fleet, ready: TrainerReady) -> Wired:
         """Put the parts together."""
-        config, scorer, tokenizer, fleet = self.config, self._scorer, self._tokenizer, self._fleet
+        config, scorer, tokenizer = self.config, self._scorer, self._tokenizer
         rollout = parts.make_rollout(
             config, fleet.engines, scorer, tokenizer, self._failure, record=self._journal.append
         )
@@ -198,6 +229,7 @@ class Pipeline:
             config=config.eval,
             record=lambda line: self._disk.write(EVALUATIONS, lambda: self._folder.write_evaluation(line)),
             failure=self._failure,
+            deadlines=fleet.engines.deadlines,
         )
         self._sync = parts.make_sync(
             config,
@@ -206,7 +238,7 @@ class Pipeline:
             transport=fleet.transport,
             manifest=fleet.manifest,
             probe=self._probe(),
-            join=fleet.join,
+            join=self._join,
             mend=fleet.mend,
         )
         controller = Controller(
@@ -221,11 +253,12 @@ class Pipeline:
             failure=self._failure,
             records=self._journal,
             first_step=ready.step,
+            judges=scorer,
             refill=parts.make_refill(config),
             before_push=evaluator.before_push,
             measure=self._source.measure,
         )
-        return Wired(controller, evaluator)
+        return Wired(controller, evaluator, fleet)
 
     def _probe(self) -> list[int]:
         """The fixed tokens on which engines and trainer are compared: a prompt of the data."""
@@ -244,7 +277,7 @@ class Pipeline:
     @property
     def trainer_restarts(self) -> int:
         """Times that the trainer died and was started again since the pipeline was entered."""
-        return self._fleet.trainer.num_restarts
+        return self._entered.fleet.trainer.num_restarts
 
     @property
     def _entered(self) -> Wired:
@@ -258,7 +291,7 @@ class Pipeline:
         Raises:
             Exception: the first failure of any part of the run, as it was.
         """
-        controller, evaluator = self._entered
+        controller, evaluator, _ = self._entered
         step = await controller.step()
         evaluator.pushed(self._sync.version)
         with self._failure.interrupts():
@@ -288,8 +321,37 @@ class Pipeline:
             PrlError: it took longer than ``eval.timeout_s``, or nothing could be judged.
         """
         evaluator = self._entered.evaluator
+        stage = self._on_stage.text
         self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
-        return await evaluator.evaluate(self._sync.version)
+        try:
+            return await evaluator.evaluate(self._sync.version)
+        finally:
+            self._on_stage.quietly(stage)
+
+    def status(self) -> Status:
+        """How the run is at this moment, also while it starts and ends."""
+        controller = None if self._wired is None else self._wired.controller
+        trainer = None if self._fleet is None else self._fleet.trainer
+        state = "starts"
+        if controller is not None and self._sync.version >= 0:
+            state = "waits for a batch" if controller.waits_for_batch else "works"
+        return Status(
+            run_dir=str(self.run_dir.absolute()),
+            pid=os.getpid(),
+            stage=self._on_stage.text,
+            stage_s=self._on_stage.seconds,
+            step=None if controller is None else controller.step_number,
+            num_steps=self.config.run.num_steps,
+            version=None if controller is None or self._sync.version < 0 else self._sync.version,
+            engines=self.engines(),
+            trainer=None if trainer is None else TrainerStatus(state=state, restarts=trainer.num_restarts),
+            slots=None if controller is None else controller.slots(),
+            why=None if controller is None else controller.why(),
+        )
+
+    def engines(self) -> list[EngineStatus]:
+        """Each engine: how far it is, what it serves, what it did; none before they are started."""
+        return [] if self._fleet is None else self._fleet.engines.status()
 
     async def save(self) -> None:
         """Write a checkpoint of this step; generation goes on."""
@@ -297,7 +359,7 @@ class Pipeline:
         folder = checkpoint.step_folder(checkpoints, self.step_number)
         state = {"controller": self._entered.controller.state(), "totals": self._totals, **self._journal.ledger.facts()}
         await self._journal.begin_segment()
-        await self._fleet.trainer.save(folder, msgspec.to_builtins(state))
+        await self._entered.fleet.trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))
         oldest = await asyncio.to_thread(checkpoint.keep_newest, checkpoints, self.config.run.keep_checkpoints)
         await self._journal.forget_before(oldest)
@@ -335,7 +397,7 @@ class Pipeline:
         for name, statistics in self._scorer.statistics().items():
             log.info("reward", name=name, **msgspec.to_builtins(statistics))
         await self.save()
-        await self._fleet.trainer.export(self.run_dir / "export")
+        await self._entered.fleet.trainer.export(self.run_dir / "export")
         if self._done() and self._held_out:
             self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
             latest = await evaluator.last(self._sync.version)
@@ -354,6 +416,7 @@ class Pipeline:
                 await self._stack.aclose()
             finally:
                 self._summarise(error)
+                self._claim.release()
 
     def _summarise(self, error: BaseException | None) -> None:
         if self._wired is not None:

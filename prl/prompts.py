@@ -10,7 +10,7 @@ fingerprint, which the run's checkpoints and journal keep; a resumed run whose d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -89,11 +89,11 @@ def open_source(config: Config, tokenizer: Tokenizer, required_fields: Sequence[
     return MixedPrompts(config, tokenizer, [first, *opened[1:]], held_out)
 
 
-def changes(source: PromptSource, ledger: Ledger, on_change: Literal["refuse", "warn"]) -> list[str]:
+def changes(source: PromptSource, ledger: Ledger, *, accept: bool) -> list[str]:
     """Join a source to the accounts of a run, new or resumed; what changed in the data since, for people.
 
     Raises:
-        DataError: it changed, and ``data.on_change`` is ``refuse``.
+        DataError: it changed, and ``accept`` does not say that it is meant.
     """
     before, now = ledger.data, source.fingerprint()
     source.follow(ledger.solve_rates)
@@ -103,10 +103,10 @@ def changes(source: PromptSource, ledger: Ledger, on_change: Literal["refuse", "
         if before and before.get(key) != now.get(key)
     ]
     what = "the data is not what the run began with: " + "; ".join(changed)
-    if changed and on_change == "refuse":
+    if changed and not accept:
         raise DataError(
-            f"{what}. Going on would train some prompts twice and others never: restore it, begin a new run, or accept"
-            " that with --set data.on_change=warn"
+            f"{what}. Going on would train some prompts twice and others never: restore it, begin another run with"
+            " another --run-dir, or go on all the same with --accept-changes"
         )
     ledger.data = now
     return [what] if changed else []

@@ -7,7 +7,11 @@ Invariants:
 - Nothing sampled is used where it must not be: tokens of a version that does not come back are given up, and so are
   those that would be trained further from their oldest token than ``pipeline.max_lag`` allows; their prompts are issued
   again.
-- Without a journal (it was deleted), or where it lost groups, the run goes on at the checkpoint itself, and says so.
+- A seeded stream that was under way goes on from its tokens by another seed, since an engine cannot begin in the middle
+  of one. Where the weights that sampled all of it come back, it begins anew instead: the same tokens come again, so no
+  length is favoured, and three steps, a resume and three more are six.
+- Without a journal (it was deleted), or where it lost groups or says less than the checkpoint, the run goes on at the
+  checkpoint itself, and says so.
 """
 
 from __future__ import annotations
@@ -59,6 +63,8 @@ def find_start(run_dir: Path, config: Config) -> Start:
     pipeline = config.pipeline
     max_lag = pipeline.max_lag if pipeline.mode == "pipeline" else None
     start.num_issued_again = _forget(start.ledger, max_lag=max_lag, groups_per_step=pipeline.groups_per_step)
+    if config.sampling.seeded:
+        start.ledger.forget_unfinished(of_version=start.ledger.step)
     return start
 
 

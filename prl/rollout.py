@@ -98,13 +98,24 @@ class Rollout:
         self.members_dropped: Counter[str] = Counter()
         """Members that came to nothing, by reason, in groups that went on or not."""
 
-    async def __call__(self, prompt: Prompt, so_far: Mapping[int, Member] = MappingProxyType({})) -> Outcome:
-        """Roll out one prompt; members of which something is known go on from there."""
+    async def __call__(
+        self,
+        prompt: Prompt,
+        so_far: Mapping[int, Member] = MappingProxyType({}),
+        stream_ended: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        """Roll out one prompt; members of which something is known go on from there.
+
+        Args:
+            prompt: what is continued.
+            so_far: what is known of its members, by index.
+            stream_ended: called once for each member, when it needs no engine any more.
+        """
         members: list[Judged] = []
         try:
             async with self._deadlines.timeout(self._timeout_s), asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._guarded_member(prompt, index, so_far.get(index, Member())))
+                    group.create_task(self._guarded_member(prompt, index, so_far.get(index, Member()), stream_ended))
                     for index in range(self._group_size)
                 ]
             members = [task.result() for task in tasks]
@@ -133,13 +144,17 @@ class Rollout:
         self.members_dropped[reason] += self._group_size
         return Dropped(reason=reason, message=message)
 
-    async def _guarded_member(self, prompt: Prompt, index: int, so_far: Member) -> Judged:
+    async def _guarded_member(
+        self, prompt: Prompt, index: int, so_far: Member, stream_ended: Callable[[], None]
+    ) -> Judged:
         """One member; a failure that must end the run is reported at once and not raised into the task group."""
         with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
-            return await self._member(prompt, index, so_far)
+            sampled = await self._sampled(prompt, index, so_far)
+            stream_ended()
+            return sampled if isinstance(sampled, Dropped) else await self._judged(sampled, prompt)
         return Dropped(reason="error", message="it ends the run")
 
-    async def _member(self, prompt: Prompt, index: int, so_far: Member) -> Judged:
+    async def _sampled(self, prompt: Prompt, index: int, so_far: Member) -> Completion | Dropped:
         sampled: Completion | Dropped = Dropped(reason="aborted", message="no attempt was made")
         for attempt in range(so_far.attempt, so_far.attempt + MAX_ATTEMPTS):
             member = so_far.copy() if attempt == so_far.attempt else Member(attempt=attempt)
@@ -147,8 +162,9 @@ class Rollout:
             sampled = await self.sample(prompt, self._seeded(prompt, index, attempt), member, record)
             if isinstance(sampled, Completion):
                 break
-        if isinstance(sampled, Dropped):
-            return sampled
+        return sampled
+
+    async def _judged(self, sampled: Completion, prompt: Prompt) -> Judged:
         match await self._score(sampled, prompt):
             case Score() as score:
                 return sampled, score

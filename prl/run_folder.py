@@ -5,6 +5,7 @@
     checkpoints/     step-000010/ ...                    export/           Hugging Face safetensors and tokenizer
     logs/            what each child process printed     summary.json      how it ended
     evaluations.jsonl   one object an evaluation         journal/          what became of every prompt (journal.py)
+    lock             who writes here (claim.py)
 
 Lines of steps that a resumed run repeats are cut from the files first, so a step never stands there twice. JSON numbers
 are finite; what is not is written as null.
@@ -22,7 +23,6 @@ from typing import Any
 import msgspec
 
 from prl.disk import append
-from prl.errors import ConfigError
 from prl.metrics import StepReport
 from prl.types import Group
 
@@ -141,32 +141,6 @@ class Totals(msgspec.Struct, kw_only=True):
             wall_s=round(self.wall_s, 3),
             error=error,
         )
-
-
-def choose(name: str, run_dir: Path | None, *, resume: bool) -> Path:
-    """Where a run goes: ``run_dir``, or the next free of ``runs/NAME``, ``runs/NAME-2`` ...; to resume, the newest.
-
-    Raises:
-        ConfigError: ``run_dir`` is no folder, or holds a run already and this one does not resume it, or there is
-            nothing to resume.
-    """
-    if run_dir is not None:
-        if run_dir.exists() and not run_dir.is_dir():
-            raise ConfigError(f"{run_dir} is a file: name a folder for --run-dir")
-        if not resume and (run_dir / "config.toml").exists():
-            raise ConfigError(f"{run_dir} holds a run already: continue it with --resume, or name another --run-dir")
-        if resume and not (run_dir / "config.toml").exists():
-            raise ConfigError(f"{run_dir} holds no run to resume (it has no config.toml)")
-        return run_dir
-    number, free = 1, Path("runs") / name
-    while (free / "config.toml").exists():
-        number, newest = number + 1, free
-        free = Path("runs") / f"{name}-{number}"
-    if not resume:
-        return free
-    if number == 1:
-        raise ConfigError(f"there is no run to resume: {free} does not exist; name it with --run-dir")
-    return newest
 
 
 class RunFolder:

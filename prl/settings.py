@@ -21,6 +21,7 @@ import tomli_w
 from prl import schema
 from prl.config import Config
 from prl.errors import ConfigError
+from prl.hidden import without_secrets
 
 UNSET = "unset"
 """``--set key=unset`` takes a key away, as TOML has no null."""
@@ -63,6 +64,11 @@ def validate(config: Config) -> None:
 def to_toml(config: Config) -> str:
     """The whole configuration as TOML; what is None is left out."""
     return tomli_w.dumps(_without_none(msgspec.to_builtins(config, builtin_types=_DATES)))
+
+
+def to_toml_without_secrets(config: Config) -> str:
+    """The same with secrets hidden, for every file that is kept: it loads back, but they have to be given again."""
+    return tomli_w.dumps(without_secrets(_without_none(msgspec.to_builtins(config, builtin_types=_DATES))))
 
 
 def _said(problem: schema.Problem) -> str:

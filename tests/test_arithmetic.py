@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prl.arithmetic import NUM_LEVELS, Problem, Split, problem, split_of
+from prl.arithmetic import LEVELS_WITH_LESSONS, NUM_LEVELS, Problem, Split, problem, split_of
 
 LEVELS = st.integers(1, NUM_LEVELS)
 INDICES = st.integers(0, 10**9)
 SEEDS = st.integers(0, 2**64)
 SPLITS: st.SearchStrategy[Split] = st.sampled_from(["train", "eval"])
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 
 
 def numbers(text: str) -> list[int]:
@@ -54,9 +54,9 @@ def test_the_same_arguments_give_the_same_problem(level: int, index: int, seed: 
 @given(LEVELS, INDICES, SEEDS, SPLITS)
 def test_a_problem_lies_in_the_split_it_was_asked_for(level: int, index: int, seed: int, split: Split) -> None:
     """The operands in any order say which split a problem is in, so no evaluation problem is ever trained on."""
-    operands = numbers(problem(level, index, seed, split).question)
-    assert split_of(operands) == split
-    assert split_of(operands[::-1]) == split
+    operands, lessons = numbers(problem(level, index, seed, split).question), level in LEVELS_WITH_LESSONS
+    assert split_of(operands, lessons=lessons) == split
+    assert split_of(operands[::-1], lessons=lessons) == split
 
 
 @pytest.mark.parametrize("level", range(1, NUM_LEVELS + 1))
@@ -66,6 +66,15 @@ def test_training_and_evaluation_are_disjoint(level: int) -> None:
     held_out = {problem(level, index, seed, "eval").question for seed in (0, 1) for index in range(300)}
     assert len(held_out) > 80
     assert not train & held_out
+
+
+def test_lessons_are_disjoint_from_both() -> None:
+    """What a model was taught at level 6 occurs neither in training nor in evaluation, and is of the same kind."""
+    lessons = {problem(6, index, seed, "lesson").question for seed in (0, 1) for index in range(3000)}
+    others = {problem(6, index, 0, split).question for split in ("train", "eval") for index in range(3000)}
+    assert len(lessons) > 3000
+    assert not lessons & others
+    assert {numbers(question)[1] for question in lessons} == set(range(1, 64))
 
 
 @settings(deadline=None)
@@ -80,9 +89,10 @@ def test_level_ranges(index: int, seed: int, split: Split) -> None:
     assert re.fullmatch(r"\d{1,2} \* [2-9] = \?", by_level[4].question)
     assert re.fullmatch(r"[\d +*()-]+ = \?", by_level[5].question)
     assert max(numbers(by_level[5].question)) <= 20
-    assert re.fullmatch(r"\d{1,3} % [2-7] = \?", by_level[6].question)
-    dividend, divisor = numbers(by_level[6].question)
-    assert 1 <= dividend // divisor <= 127
+    assert re.fullmatch(r"\d{1,3} \+ \d{1,2} = \?", by_level[6].question)
+    start, count = numbers(by_level[6].question)
+    assert start <= 899
+    assert 1 <= count <= 63
 
 
 def test_each_level_shows_all_its_kinds() -> None:
@@ -98,13 +108,12 @@ def test_each_level_shows_all_its_kinds() -> None:
     assert {"(", "*", "+", "-"} <= set(questions(5))
 
 
-def test_quotients_have_a_long_tail() -> None:
-    """Half the divisions of level 6 are short, and few are long: the mean is less than a tenth of the longest."""
-    pairs = [numbers(problem(6, index, 0, "train").question) for index in range(2000)]
-    quotients = sorted(dividend // divisor for dividend, divisor in pairs)
-    assert quotients[1000] < 6
-    assert 0.01 <= sum(quotient >= 64 for quotient in quotients) / 2000 <= 0.03
-    assert sum(quotients) / 2000 < quotients[-1] / 10
+def test_counts_have_a_long_tail() -> None:
+    """Half the second numbers of level 6 are small, and few are large: the mean is an eighth of the longest."""
+    counts = sorted(numbers(problem(6, index, 0, "train").question)[1] for index in range(2000))
+    assert counts[1000] < 4
+    assert 0.015 <= sum(count >= 32 for count in counts) / 2000 <= 0.045
+    assert sum(counts) / 2000 < counts[-1] / 8
 
 
 def test_seeds_and_indices_vary_the_problems() -> None:
@@ -123,7 +132,7 @@ def test_the_sequence_is_fixed() -> None:
         "61 + 14 + 83 = ?",
         "28 * 5 = ?",
         "4 * (5 - 1) = ?",
-        "123 % 5 = ?",
+        "892 + 1 = ?",
     ]
 
 
@@ -135,6 +144,8 @@ def test_an_unknown_level_is_refused(level: int) -> None:
 
 
 def test_an_unknown_split_is_refused() -> None:
-    """A misspelt split is an error, not an endless search."""
-    with pytest.raises(ValueError, match="'train' and 'eval', got 'test'"):
-        problem(1, 0, 0, "test")  # type: ignore[arg-type]
+    """A misspelt split, or one that the level does not have, is an error, not an endless search."""
+    with pytest.raises(ValueError, match=r"'train', 'eval', 'lesson'\), got 'test'"):
+        problem(6, 0, 0, "test")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"level 1 .* splits \('train', 'eval'\), got 'lesson'"):
+        problem(1, 0, 0, "lesson")

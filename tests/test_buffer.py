@@ -70,6 +70,41 @@ async def test_groups_are_taken_as_they_finish_in_the_papers_mode() -> None:
     assert [ticket for ticket, _ in await buffer.take(2)] == [tickets[2], tickets[0]]
 
 
+async def test_in_the_papers_mode_a_stream_that_ends_makes_room_though_its_group_goes_on() -> None:
+    """The engines stay full: what the short members of a group leave free is given to the next prompt at once."""
+    buffer = Buffer(4, order="completion", group_size=2, max_ahead=2)
+    first, second = await buffer.admit(), await buffer.admit()
+    async with asyncio.TaskGroup() as tasks:
+        third = tasks.create_task(buffer.admit())
+        buffer.stream_ended(first)
+        assert not await is_ready(third), "half a group has no room for a whole one"
+        buffer.stream_ended(second)
+        assert await third == 2
+    assert buffer.statistics().streams == 4
+
+
+async def test_in_the_papers_mode_generation_does_not_run_away_from_training() -> None:
+    """With max_ahead groups finished or in a step no prompt is admitted, whatever is free; a release admits again."""
+    buffer = Buffer(8, order="completion", group_size=1, max_ahead=2)
+    tickets = [await buffer.admit() for _ in range(4)]
+    for ticket in tickets[:3]:
+        buffer.finish(ticket, group(ticket))
+    async with asyncio.TaskGroup() as tasks:
+        another = tasks.create_task(buffer.admit())
+        await buffer.take(2)
+        assert not await is_ready(another), "what is in a step counts"
+        buffer.release(2)
+        assert await another == 4
+
+
+async def test_a_group_larger_than_all_slots_is_admitted_alone() -> None:
+    """Engines that cannot hold a group at once sample it in turns rather than never."""
+    buffer = Buffer(4, order="completion", group_size=8, max_ahead=2)
+    only = await buffer.admit()
+    buffer.finish(only, group(only))
+    assert await buffer.admit() == 1
+
+
 async def test_a_drop_closes_the_ranks() -> None:
     """One lost rollout does not block the batch: those behind it move up, and its slot is free at once."""
     buffer = Buffer(2)

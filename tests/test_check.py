@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from prl.check import cross_check, is_loopback
+from prl.check import cross_check
+from prl.check_control import is_loopback
 from prl.config import Config, RewardConfig
 from prl.errors import ConfigError
 

@@ -17,7 +17,7 @@ from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.buffer import Buffer
 from prl.config import EngineConfig
-from prl.controller import Controller, Pacing, Step
+from prl.controller import Controller, Judges, Pacing, Step
 from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
@@ -91,6 +91,7 @@ async def controller_over(
     resumed: Ledger | None = None,
     stall_timeout_s: float = 1000.0,
     max_refills: int | None = None,
+    judges: Judges | None = None,
 ) -> AsyncIterator[Run]:
     """Start a controller on simulated parts, as the pipeline does, or on the ledger of a run that it goes on from."""
     failure = FirstFailure()
@@ -104,8 +105,11 @@ async def controller_over(
     )
     trainer = trainer or SimulatedTrainer(step_s=0.2)
     source = Numbers()
-    slots = (num_engines * 8) // group_size + groups_per_step if max_lag is None else groups_per_step * (max_lag + 1)
-    buffer = Buffer(slots * steps_per_round, order="completion" if max_lag is None else "admission")
+    buffer = (
+        Buffer(num_engines * 8, order="completion", group_size=group_size, max_ahead=2 * groups_per_step)
+        if max_lag is None
+        else Buffer(groups_per_step * (max_lag + 1) * steps_per_round)
+    )
     rollout = Rollout(
         engines,
         score,
@@ -154,6 +158,7 @@ async def controller_over(
             failure=failure,
             records=ledger,
             first_step=opened["trainer"].step,
+            judges=judges,
             refill=None if max_refills is None else Refill(plain, max_refills),
         )
         if resumed is not None:
@@ -162,7 +167,7 @@ async def controller_over(
                 ledger.append(Open(entry=Entry(prompt=entry.prompt)))
             controller.restore(ledger.cursor, [entry.copy() for entry in ledger.open.values()])
         await sync.push(opened["trainer"].step)
-        async with running(controller.run()):
+        async with running(controller.keep()), running(controller.run()):
             yield Run(controller, trainer, engines, buffer, source)
     finally:
         await trainer.close()
@@ -390,6 +395,34 @@ def test_a_stall_says_who_waits_for_whom() -> None:
 
     with pytest.raises(StallError, match=r"waits for batch \d+ <- prompts \d+ <- engine-0 \(\d+ streams\)"):
         virtual_time.run(main())
+
+
+class _Outage(msgspec.Struct):
+    """Rewards that give no verdict from a moment on, for so long."""
+
+    seconds: float
+    paused: list[str] = []
+    num_retries: int = 0
+
+    async def score(self, completion: Completion, prompt: Prompt) -> Verdict:
+        """The verdict, after the outage."""
+        if self.seconds:
+            self.paused = ["judge"]
+            await asyncio.sleep(self.seconds)
+            self.paused, self.num_retries = [], self.num_retries + 1
+            self.seconds = 0.0
+        return await parity(completion, prompt)
+
+
+def test_a_paused_reward_is_no_stall_and_its_retries_are_reported() -> None:
+    """A reward that is paused has a deadline of its own: the run waits for it, and the step says how often it tried."""
+
+    async def main() -> list[Step]:
+        outage = _Outage(400.0)
+        async with controller_over(score=outage.score, judges=outage, max_lag=0, stall_timeout_s=30.0) as run:
+            return await run.steps(2)
+
+    assert [step.report.reward_retries for step in virtual_time.run(main())] == [8, 0]  # of every member
 
 
 def test_dropped_rollouts_are_counted_and_refilled() -> None:

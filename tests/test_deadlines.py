@@ -27,12 +27,14 @@ async def test_a_hold_is_not_counted() -> None:
     async with asyncio.TaskGroup() as group:
         before = group.create_task(waits(deadlines, 5.0))
         await asyncio.sleep(2.0)
-        deadlines.hold()
-        deadlines.hold()
+        deadlines.hold("one")
+        deadlines.hold("another")
+        deadlines.go_on("another")
+        deadlines.go_on("nobody")
         await asyncio.sleep(50.0)
         within = group.create_task(waits(deadlines, 5.0))
         await asyncio.sleep(50.0)
-        deadlines.go_on()
+        deadlines.go_on("one")
         after = group.create_task(waits(deadlines, 5.0))
     assert [before.result(), within.result(), after.result()] == [105.0, 55.0, 5.0]
     assert await waits(deadlines, 1.0) == 1.0

@@ -104,3 +104,22 @@ async def test_a_cancelled_write_is_over_when_the_cancellation_is(tmp_path: Path
         await asyncio.wait([write])
         assert write.cancelled()
     assert done == [True]
+
+
+async def test_a_slow_disk_delays_its_writer_only(tmp_path: Path) -> None:
+    """A write that takes long is no fault: the event loop goes on, nobody is held up, and the outcome is its own."""
+    disk, taken, released = Disk(tmp_path, 600.0), threading.Event(), threading.Event()
+    loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+    def slow() -> str:
+        loop.call_soon_threadsafe(begun.set)
+        taken.set()
+        assert released.wait(30)
+        return "written"
+
+    writing = asyncio.ensure_future(disk.write("metrics.jsonl", slow))
+    await begun.wait()
+    await disk.ready()
+    assert (disk.blocked, writing.done()) == (None, False)
+    released.set()
+    assert await writing == "written"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from prl.config_eval import EvalConfig
+from prl.deadlines import Deadlines
 from prl.errors import PrlError
 from prl.evaluate import Evaluation
 from prl.evaluator import Evaluator
@@ -47,7 +48,14 @@ class Run:
     def __init__(self, evaluate: Evaluate, **config: Any) -> None:
         self.failure = FirstFailure()
         self.recorded: list[dict[str, Any]] = []
-        self.evaluator = Evaluator(evaluate, config=EvalConfig(**config), record=self.record, failure=self.failure)
+        self.deadlines = Deadlines()
+        self.evaluator = Evaluator(
+            evaluate,
+            config=EvalConfig(**config),
+            record=self.record,
+            failure=self.failure,
+            deadlines=self.deadlines,
+        )
 
     async def record(self, line: dict[str, Any]) -> None:
         """Keep it."""
@@ -234,3 +242,21 @@ async def test_the_last_one_that_runs_out_of_time_is_none() -> None:
         assert await run.evaluator.last(4) is None
         assert run.evaluator.take_incomplete() == 1
         assert run.told("version", "complete") == [(4, False)]
+
+
+@in_virtual_time
+async def test_an_evaluation_has_its_time_while_the_trainer_is_mended() -> None:
+    """``eval.timeout_s`` counts seconds in which answers can come."""
+    resumed = asyncio.Event()
+
+    async def held_up(version: int, on_answer: Callable[[], None]) -> Evaluation:
+        await resumed.wait()
+        return await taking(3)(version, on_answer)
+
+    async with running(held_up, timeout_s=4) as run:
+        evaluating = asyncio.ensure_future(run.evaluator.evaluate(0))
+        run.deadlines.hold("a mend")
+        await asyncio.sleep(600)
+        run.deadlines.go_on("a mend")
+        resumed.set()
+        assert (await evaluating).version == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import zlib
 from datetime import date
 from pathlib import Path
 
@@ -106,6 +107,21 @@ def test_damage_is_said_and_what_follows_is_not_trusted(tmp_path: Path, share: f
         assert ledger.accounts().lost == []
         assert ledger.accounts().trained == trained
         path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("body", [b"\xc1", msgspec.msgpack.encode({"type": "unheard-of"}), msgspec.msgpack.encode(7)])
+def test_a_record_that_nobody_knows_is_damage(tmp_path: Path, body: bytes) -> None:
+    """Whole by its checksums and no record of this version of prl: said with its place, and not a traceback."""
+    write_two_segments(tmp_path)
+    path = segment_file(tmp_path, 1)
+    at = path.stat().st_size
+    head = journal.HEAD.pack(len(body), zlib.crc32(body))
+    with path.open("ab") as file:
+        file.write(head + journal.HEAD_CHECKSUM.pack(zlib.crc32(head)) + body)
+    ledger, damage = read(tmp_path)
+    assert len(damage) == 1
+    assert damage[0].startswith(f"{path} holds a record after {at} bytes that nobody knows (")
+    assert (ledger.accounts().trained, ledger.accounts().lost) == (4, [])
 
 
 @pytest.mark.parametrize("place", ["length", "checksum of the body", "checksum of the head"])

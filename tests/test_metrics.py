@@ -64,7 +64,7 @@ def report(**changes: Any) -> StepReport:
         arguments["pushed"],
         timing=arguments["timing"],
         dropped=arguments["dropped"],
-        mended=Mended(streams_moved=3, engine_restarts=2, trainer_restarts=1),
+        mended=Mended(streams_moved=3, engine_restarts=2, trainer_restarts=1, reward_retries=4),
     )
 
 
@@ -162,6 +162,7 @@ def test_a_report_by_hand() -> None:
         "streams_moved": 3,
         "engine_restarts": 2,
         "trainer_restarts": 1,
+        "reward_retries": 4,
         "loop_lag_ms": 4.0,
         "dropped": {"timeout": 8},
     }
@@ -185,7 +186,7 @@ def test_the_keys_of_a_line() -> None:
         ),
         *("length_mean", "gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "wait_batch_s", "pause_s"),
         *("publish_s", "eval_block_s", "evals_incomplete"),
-        *("streams_moved", "engine_restarts", "trainer_restarts", "loop_lag_ms"),
+        *("streams_moved", "engine_restarts", "trainer_restarts", "reward_retries", "loop_lag_ms"),
     ]
     line = report(dropped={"timeout": 8, "engine_error": 1}).line()
     assert list(line) == [*documented, "dropped_timeout", "dropped_engine_error"]

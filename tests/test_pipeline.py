@@ -22,6 +22,7 @@ from prl.config import (
     TrainerConfig,
 )
 from prl.config_algorithm import AdvantageConfig, OverlongConfig
+from prl.config_control import ControlConfig
 from tests.virtual import in_virtual_time
 
 
@@ -38,7 +39,7 @@ def bug(completion: prl.Completion, _: prl.Prompt) -> float:
 
 
 def simulated(**changes: Any) -> Config:
-    """A configuration that needs neither torch nor vLLM."""
+    """A configuration that needs neither torch nor vLLM, nor a socket."""
     config = Config(
         model="builtin:tiny-math",
         run=RunConfig(num_steps=4, checkpoint_every=2),
@@ -47,6 +48,7 @@ def simulated(**changes: Any) -> Config:
         sampling=SamplingConfig(max_tokens=64),
         trainer=TrainerConfig(kind="simulated"),
         eval=EvalConfig(num_samples=8),
+        control=ControlConfig(enabled=False),
         rewards=[RewardConfig(name="test-length")],
     )
     return msgspec.structs.replace(config, **changes)

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prl.errors import ConfigError
 from prl.metrics import StepReport
-from prl.run_folder import RunFolder, Summary, Totals, choose
+from prl.run_folder import RunFolder, Summary, Totals
 from tests.factories import make_completion, make_group
 
 
@@ -49,82 +48,6 @@ def folder(tmp_path: Path) -> RunFolder:
     made = RunFolder(tmp_path / "runs" / "run")
     made.open("", 0)
     return made
-
-
-# ---- where a run goes ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def run_in(path: Path) -> Path:
-    """Leave a run there."""
-    RunFolder(path).open("", 0)
-    return path
-
-
-def test_a_fresh_run_takes_the_next_free_folder(here: Path) -> None:
-    """The first run is ``runs/NAME``, the next ``runs/NAME-2``, and nothing is ever written over."""
-    for expected in ("runs/math", "runs/math-2", "runs/math-3"):
-        assert choose("math", None, resume=False) == Path(expected)
-        run_in(Path(expected))
-    assert choose("other", None, resume=False) == Path("runs/other")
-
-
-def test_a_folder_without_a_configuration_is_free(here: Path) -> None:
-    """What a run that never started left behind does not take a name."""
-    (here / "runs" / "math").mkdir(parents=True)
-    assert choose("math", None, resume=False) == Path("runs/math")
-
-
-def test_a_resumed_run_is_the_newest(here: Path) -> None:
-    """Without a folder, ``--resume`` continues the last run of that name."""
-    run_in(Path("runs/math"))
-    assert choose("math", None, resume=True) == Path("runs/math")
-    run_in(Path("runs/math-2"))
-    assert choose("math", None, resume=True) == Path("runs/math-2")
-
-
-def test_nothing_to_resume(here: Path) -> None:
-    """``--resume`` without a run of that name is an error that names the folder."""
-    run_in(Path("runs/other"))
-    with pytest.raises(ConfigError, match="no run to resume: runs/math does not exist"):
-        choose("math", None, resume=True)
-
-
-def test_a_named_folder(here: Path) -> None:
-    """``--run-dir`` is taken as it is, whether it exists or not."""
-    (here / "empty").mkdir()
-    for name in ("new", "empty"):
-        assert choose("math", Path(name), resume=False) == Path(name)
-
-
-def test_a_named_folder_with_a_run_is_not_written_over(here: Path) -> None:
-    """A run in ``--run-dir`` is continued when asked for, and never written over."""
-    run_in(Path("mine"))
-    assert choose("math", Path("mine"), resume=True) == Path("mine")
-    with pytest.raises(ConfigError, match="mine holds a run already: continue it with --resume"):
-        choose("math", Path("mine"), resume=False)
-
-
-def test_a_named_folder_without_a_run_cannot_be_resumed(here: Path) -> None:
-    """Resuming what is no run is an error and not a fresh run."""
-    (here / "empty").mkdir()
-    for name in ("empty", "missing"):
-        with pytest.raises(ConfigError, match=f"{name} holds no run to resume"):
-            choose("math", Path(name), resume=True)
-
-
-@pytest.mark.parametrize("resume", [True, False])
-def test_a_file_is_no_folder(here: Path, resume: bool) -> None:
-    """A file named by ``--run-dir`` is an error before anything starts."""
-    (here / "file").touch()
-    with pytest.raises(ConfigError, match="file is a file: name a folder"):
-        choose("math", Path("file"), resume=resume)
 
 
 # ---- what a run leaves -----------------------------------------------------------------------------------------------

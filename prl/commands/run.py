@@ -35,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", metavar="DIR", help="where the run goes; else the next free runs/NAME")
     parser.add_argument("--resume", action="store_true", help="go on from the newest complete checkpoint of the run")
     parser.add_argument(
+        "--accept-changes", action="store_true", help="resume although model, data or seed are not those of the run"
+    )
+    parser.add_argument(
         "--check", action="store_true", help="look at model, data, rewards, ports and memory; start nothing"
     )
     parser.add_argument("--plain", action="store_true", help="plain lines in place of the live panel")
@@ -57,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         said("run", arguments),
         run_dir=arguments.run_dir,
         resume=arguments.resume,
+        accept_changes=arguments.accept_changes,
         plain=arguments.plain,
     )
     return job.run()

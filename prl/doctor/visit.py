@@ -30,7 +30,7 @@ from prl.models import resolve_model
 from prl.panel import make_console, say, show
 from prl.progress import duration
 from prl.prompts import open_source
-from prl.settings import to_toml
+from prl.settings import to_toml_without_secrets
 from prl.shell import FAILED, INTERRUPTED, OK, failure_message, first_signal, run_to_exit
 from prl.tokenizer import Tokenizer
 
@@ -118,7 +118,7 @@ class Visit:
                 "diagnosis": diagnosis.sentence,
                 "findings": diagnosis.findings,
                 "evidence": evidence,
-                "config": to_toml(self._config),
+                "config": to_toml_without_secrets(self._config),
             }
             self._report.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
         return OK if diagnosis.verdict == "clean" else FAILED

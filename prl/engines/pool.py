@@ -27,7 +27,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
-from prl.engines.seats import ANSWER_MARGIN_S, Seat, Seats
+from prl.engines.seats import ANSWER_MARGIN_S, EngineStatus, Seat, Seats
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
@@ -90,13 +90,19 @@ class EnginePool:
         self._opened_at = 0.0
 
     async def open(self) -> None:
-        """Start all engines side by side. If one fails, all are closed and its error is raised."""
+        """Start all engines side by side.
+
+        One that does not start is lost like one that dies later, as long as ``engine.min_engines`` are left. Where they
+        are not, all are closed and the error says why: what keeps every engine from starting is not mended.
+        """
         try:
-            await self._all("open", self.seats.open)
+            await self._all("open", self.seats.open_first)
         except BaseException:
             await self.close()
             raise
         self._opened_at = asyncio.get_running_loop().time()
+        for seat in self.seats.all:
+            seat.enter("serving")
         self._gate.set()
 
     @property
@@ -178,7 +184,7 @@ class EnginePool:
             raise EngineError(f"the engines cannot resume: {self._failed_load}")
         await self._all("resume", lambda engine: engine.resume())
         self._token_deadlines.start()
-        self.deadlines.go_on()
+        self.deadlines.go_on(self)
         self._gate.set()
 
     async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
@@ -201,6 +207,10 @@ class EnginePool:
             dead=[seat.engine.name for seat in self.seats.all if not seat.serves],
         )
 
+    def status(self) -> list[EngineStatus]:
+        """Each engine as people see it."""
+        return [seat.status(self._placement.running[seat.index]) for seat in self.seats.all]
+
     def describe(self) -> str:
         """One line for people: what each engine holds and what it has not answered."""
         now = self.statistics()
@@ -222,7 +232,7 @@ class EnginePool:
         """After an update that failed: give up the engines that are dead or do not answer; whether there were any."""
         self._gate.clear()
         self._token_deadlines.stop()
-        self.deadlines.hold()
+        self.deadlines.hold(self)
         self._note_progress()
         weeded = await self.seats.weed()
         self._note_progress()

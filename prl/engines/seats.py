@@ -10,7 +10,7 @@ Invariants:
   breath as the engine leaves it.
 - Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
 - Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
-  first death does.
+  first death does. No time passes while the trainer is started again (``deadlines``), without which nobody can join.
 - Starts and closes are bounded in time, and a close reaches every engine, whatever state it is in.
 """
 
@@ -24,6 +24,7 @@ from typing import Literal
 import msgspec
 
 from prl.config import EngineConfig
+from prl.deadlines import Deadlines
 from prl.engines.base import Engine, EngineStatistics
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.failure import FirstFailure, failures_to
@@ -41,7 +42,29 @@ FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 1.0, 60.0
 STEADY_S = 600.0
 """An engine that served for so long before it died was no failed attempt."""
 
+State = Literal["serving", "lost", "ready", "joined"]
 log = get_logger(__name__)
+
+
+class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine as people see it."""
+
+    name: str
+    state: str
+    """``serving``; ``lost``: it died and is started again; ``ready`` and ``joined``: it is open, and waits for the
+    weights; ``failed``: it is not started again."""
+    state_s: float
+    """For how long."""
+    version: int
+    """Of the weights that it holds."""
+    streams: int
+    """Open now."""
+    tokens_generated: int
+    busy_s: float
+    """Seconds with at least one open stream and not paused."""
+    restarts: int
+    why: str
+    """Why it was lost last, if it ever was."""
 
 
 class Seat:
@@ -49,7 +72,8 @@ class Seat:
 
     def __init__(self, index: int, engine: Engine) -> None:
         self.index, self.engine = index, engine
-        self.state: Literal["serving", "lost", "ready", "joined"] = "serving"
+        self.state: State = "serving"
+        self.state_since = 0.0
         self.given_up = asyncio.Event()
         self.why = ""
         """Why the engine that was lost last was."""
@@ -57,7 +81,7 @@ class Seat:
         """Engines that were started here since one last served for ``STEADY_S``."""
         self.stays_empty = False
         """Whether nobody is started here any more."""
-        self.serves_since = 0.0
+        self.num_restarts = 0
         self._num_tokens_before, self._busy_s_before = 0, 0.0
 
     @property
@@ -72,6 +96,25 @@ class Seat:
             now,
             tokens_generated=self._num_tokens_before + now.tokens_generated,
             busy_s=self._busy_s_before + now.busy_s,
+        )
+
+    def enter(self, state: State) -> None:
+        """It is this far."""
+        self.state, self.state_since = state, _now()
+
+    def status(self, num_streams: int) -> EngineStatus:
+        """How it is, with so many streams placed here."""
+        now = self.statistics()
+        return EngineStatus(
+            name=self.engine.name,
+            state="failed" if self.stays_empty else self.state,
+            state_s=_now() - self.state_since,
+            version=now.version,
+            streams=num_streams,
+            tokens_generated=now.tokens_generated,
+            busy_s=now.busy_s,
+            restarts=self.num_restarts,
+            why=self.why,
         )
 
     def replace(self, engine: Engine) -> None:
@@ -102,6 +145,8 @@ class Seats:
         """After a failed update, how long an engine may take to answer before it is given up."""
         self.changed = asyncio.Event()
         """Set, and replaced, when an engine is lost, is ready, or has loaded."""
+        self.deadlines = Deadlines()
+        """Of the waits for engines that come back: who is ready cannot join while the trainer is started again."""
         self._num_lost = self._num_lost_told = 0
         self._config = config
 
@@ -123,14 +168,14 @@ class Seats:
         """These engines are in a new weight group."""
         for seat in seats:
             if seat.state == "ready":
-                seat.state = "joined"
+                seat.enter("joined")
         self.apart = seats != self.there()
 
     def have_loaded(self, seats: Sequence[Seat], version: int) -> None:
         """These engines serve ``version``."""
         for seat in seats:
             if seat.state == "joined":
-                seat.state, seat.serves_since = "serving", _now()
+                seat.enter("serving")
                 log.warning("an engine serves again", engine=seat.engine.name, version=version)
         self._num_lost_told = self._num_lost
         self._tell()
@@ -138,9 +183,10 @@ class Seats:
     def give_up(self, seat: Seat, why: str) -> None:
         """This engine is no use any more."""
         if seat.state != "lost":
-            if seat.state == "serving" and _now() - seat.serves_since >= STEADY_S:
+            if seat.state == "serving" and _now() - seat.state_since >= STEADY_S:
                 seat.num_attempts = 0
-            seat.state, seat.why, self.apart = "lost", why, True
+            seat.enter("lost")
+            seat.why, self.apart = why, True
             self._num_lost += 1
             seat.given_up.set()
             self._tell()
@@ -212,6 +258,21 @@ class Seats:
             limit = f"{self._config.start_timeout_s:g} s (engine.start_timeout_s)"
             raise EngineError(f"{engine.name} was not ready within {limit}") from None
 
+    async def open_first(self, engine: Engine) -> None:
+        """Start one engine with the run. Raises EngineError where the run cannot do without it."""
+        try:
+            await self.open(engine)
+        except PrlError as error:
+            seat = next(seat for seat in self.all if seat.engine is engine)
+            others = [seat.why for seat in self.all if seat.state == "lost"]
+            left = len(self.all) - len(others) - 1
+            if self.remake is not None and left >= min(self._config.min_engines, len(self.all)):
+                self.give_up(seat, str(error))
+            elif others:
+                raise EngineError("; ".join([*others, str(error)])) from error
+            else:
+                raise
+
     async def close(self) -> None:
         """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
         async with asyncio.TaskGroup() as group:
@@ -227,7 +288,9 @@ class Seats:
             if not await self._start_again(seat, self.remake, seat.why):
                 return
             self.num_restarts += 1
-            seat.state, self.apart = "ready", True
+            seat.num_restarts += 1
+            seat.enter("ready")
+            self.apart = True
             self._tell()
 
     async def _start_again(self, seat: Seat, remake: Callable[[int], Engine], why: str) -> bool:
@@ -272,7 +335,7 @@ class Seats:
         while True:
             await self._until(lambda: sum(seat.state != "lost" for seat in self.all) < enough)
             with suppress(TimeoutError):
-                async with asyncio.timeout(limit_s):
+                async with self.deadlines.timeout(limit_s):
                     await self._until(lambda: len(self.serving()) >= enough or self._num_left() < enough)
                 if self._num_left() >= enough:
                     continue
@@ -298,7 +361,7 @@ class Seats:
     async def _in_time(self, condition: Callable[[], bool], what: str) -> None:
         limit_s = self._config.recovery_timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with self.deadlines.timeout(limit_s):
                 await self._until(condition)
         except TimeoutError:
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
+from functools import partial
 from typing import Any
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
@@ -45,10 +46,15 @@ from prl.engines.vllm_settings import (
     update_info,
 )
 from prl.errors import EngineError, PrlError, WeightSyncError
+from prl.failure import together_as_it_was
 from prl.types import WeightGroup, WeightUpdate
 from prl.wire import Channel
 
 _WATCH_INTERVAL_S = 0.1
+
+
+async def _nothing() -> None:
+    """The update is open."""
 
 
 class Serving:
@@ -207,12 +213,12 @@ class Serving:
         self._room.set()
 
     async def _update(self, update: WeightUpdate, *, stage: bool) -> None:
-        if not self._update_open:
-            await self._llm.start_weight_update()
-        self._update_open = True
-        try:
-            info = update_info(update, stage=stage)
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+        was_open, self._update_open = self._update_open, True
+        request = WeightTransferUpdateRequest(update_info=update_info(update, stage=stage))
+        start = _nothing if was_open else self._llm.start_weight_update
+        send = partial(self._llm.update_weights, request)
+        try:  # asked for together and taken in this order, they wait for one decode step and not for two
+            await together_as_it_was("update", start=start, send=send)
         except Exception:
             self._update_open = False  # vLLM closes an update that failed
             raise

@@ -14,7 +14,7 @@ from prl.errors import ConfigError
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_MODELS: dict[str, Path] = {
     "tiny-math": Path(__file__).parent / "tiny_math",
-    "tiny-remainder": Path(__file__).parent / "tiny_remainder",
+    "tiny-counting": Path(__file__).parent / "tiny_counting",
 }
 """Models that ship with the package, by name."""
 MAKERS = {"SmolLM2-135M-Instruct": ("prl.models.make_smollm2", "HuggingFaceTB/SmolLM2-135M-Instruct")}

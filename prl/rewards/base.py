@@ -10,7 +10,8 @@ It returns a finite number, or None to abstain. Anything else is a failure of th
 outside the event loop, in threads. A reward sees the completion's text alone, never joined with the prompt's.
 
 A reward that cannot judge now (a service is down, a worker died) raises RewardError, OSError or aiohttp's ClientError:
-that is counted, and ``on_failure`` decides. Any other exception is a bug in the reward and ends the run as it is.
+that is tried again ``max_retries`` times unless it would come back (a missing file, a refused request); then it is
+counted, and ``on_failure`` decides. Any other exception is a bug in the reward and ends the run as it is.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from prl.errors import PluginError
+from prl.hidden import with_secrets, without_secrets
 from prl.plugins import Registry, nearest
 from prl.types import Completion, Prompt
 
@@ -76,7 +78,7 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
     """The reward ``name`` with ``options`` bound. Raises PluginError, and whatever its constructor raises."""
     target = REGISTRY.find(name)
     _check_shape(name, target)
-    arguments = _checked_options(name, target, options)
+    arguments = _checked_options(name, target, with_secrets(options, f"the reward {name!r}: options"))
     instance: Any = target(**arguments) if inspect.isclass(target) else functools.partial(target, **arguments)
     return Reward(
         name=name,
@@ -127,5 +129,6 @@ def _checked_options(name: str, target: Any, options: Mapping[str, Any]) -> dict
         try:
             checked[key] = msgspec.convert(value, hints.get(key, Any))
         except msgspec.ValidationError as error:
-            raise PluginError(f"the reward {name!r}, option {key!r}: {error}; got {value!r}") from error
+            got = without_secrets({key: value})[key]
+            raise PluginError(f"the reward {name!r}, option {key!r}: {error}; got {got!r}") from error
     return checked

@@ -2,9 +2,12 @@
 
 - A verdict is a Score, an Abstained or a ScoringFailed. A reward that fails is never a 0.
 - A bug in a reward (any exception that is no expected failure, see ``base.py``) leaves ``score`` as it was raised.
-- Waiting for a free slot of a reward (``concurrency``) is not counted against its ``timeout_s``; its call is.
+- Waiting for a free slot of a reward (``concurrency``) is not counted against its ``timeout_s``; its call is, with all
+  that is tried again and the pauses before.
+- A failure that may pass is tried again ``max_retries`` times; one that would come back (a bug, no number) never.
 - Hung plain functions cost a thread each and are bounded: as many as ``concurrency``, then the run ends.
-- ``max_failures`` failed calls in a row, without one that worked, end the run: the reward is broken, not the answers.
+- ``max_failures`` failed calls in a row, without one that worked, pause the reward or end the run (``breaker.py``): the
+  reward is broken, not the answers.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import asyncio
 import inspect
 import math
 import numbers
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,8 +25,11 @@ from typing import Any, Self
 import msgspec
 
 from prl.config import RewardConfig
+from prl.deadlines import Deadlines
 from prl.errors import ConfigError, RewardError
+from prl.hidden import cleared, secrets_of
 from prl.rewards.base import Reward, make_reward
+from prl.rewards.breaker import FIRST_PAUSE_S, Breaker, is_failure, may_pass
 from prl.rewards.threads import Threads
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
 
@@ -42,6 +47,10 @@ class RewardStatistics(msgspec.Struct, frozen=True, kw_only=True):
     abstained: int
     failures: dict[str, int]
     """Failed calls by reason."""
+    retries: int
+    """Tries after the first of a call."""
+    pauses: int
+    """Times that the reward was paused because all its calls failed."""
     latency_mean_s: float
     latency_max_s: float
     stuck_threads: int
@@ -109,6 +118,21 @@ class Scorer:
             )
         return Score(reward=total, parts=parts)
 
+    def hold_while_paused(self, deadlines: Deadlines) -> None:
+        """Deadlines that stand still while a reward is paused."""
+        for judge in self._judges:
+            judge.breaker.hold_while_open(deadlines)
+
+    @property
+    def paused(self) -> list[str]:
+        """The rewards that are paused now, since all their calls fail."""
+        return [judge.label for judge in self._judges if judge.breaker.is_open]
+
+    @property
+    def num_retries(self) -> int:
+        """Tries after the first, of all calls so far."""
+        return sum(judge.num_retries for judge in self._judges)
+
     def statistics(self) -> dict[str, RewardStatistics]:
         """Per reward, by the name that also stands in ``Score.parts``."""
         return {judge.label: judge.statistics() for judge in self._judges}
@@ -120,6 +144,13 @@ class _Raised(msgspec.Struct, frozen=True):
     error: BaseException
 
 
+class _Failed(msgspec.Struct, frozen=True):
+    """A failed call, and whether the same call may work a moment later."""
+
+    outcome: ScoringFailed
+    passes: bool
+
+
 _Outcome = float | Abstained | ScoringFailed | _Raised
 
 
@@ -129,12 +160,14 @@ class _Judge:
     def __init__(self, label: str, config: RewardConfig, reward: Reward) -> None:
         self.label, self.config, self.reward = label, config, reward
         self._width = min(config.concurrency, reward.concurrency or config.concurrency)
+        self._secrets = secrets_of(config.options)
         self._threads = Threads(f"prl-reward-{label}")
         self._values = 0
         self._sum = 0.0
         self._abstained = 0
         self._failures: Counter[str] = Counter()
-        self._failures_in_row = 0
+        self.num_retries = 0
+        self.breaker = Breaker(label, config)
         self._latency_sum_s = 0.0
         self._latency_max_s = 0.0
 
@@ -156,34 +189,55 @@ class _Judge:
                 await self.reward.close()
 
     async def judge(self, completion: Completion, prompt: Prompt) -> _Outcome:
-        async with self._slots:
-            start = time.perf_counter()
-            outcome = await self._call(completion, prompt)
-            self._count(outcome, time.perf_counter() - start)
-        if isinstance(outcome, ScoringFailed):
-            return self._judge_failure(outcome)
-        return outcome
+        while True:
+            async with self.breaker.turn(), self._slots:
+                start = time.perf_counter()
+                outcome = await self._call(completion, prompt)
+                self._count(outcome, time.perf_counter() - start)
+                if not isinstance(outcome, _Failed):
+                    self.breaker.worked()
+                    return outcome
+                end = self._end_of_run(outcome) or self.breaker.failed(outcome.outcome.message, passes=outcome.passes)
+            if end is not None:
+                return _Raised(end)
+            if not self.breaker.is_open:
+                return outcome.outcome
 
-    async def _call(self, completion: Completion, prompt: Prompt) -> _Outcome:
-        """One call under its deadline. Only a cancellation from outside is raised."""
+    async def _call(self, completion: Completion, prompt: Prompt) -> float | Abstained | _Failed | _Raised:
+        """One call, tried again where that may help, under its deadline. Only a cancellation from outside is raised."""
         try:
             async with asyncio.timeout(self.config.timeout_s) as deadline:
-                value = await self._value(completion, prompt)
+                value = await self._value_with_retries(completion, prompt)
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
-            return self._failed("reward_error", "cancelled itself", prompt)
+            return self._failed("reward_error", "cancelled itself", prompt, passes=False)
         except Exception as error:  # noqa: BLE001  (sorted right here into failures and bugs)
             if deadline.expired():
-                return self._failed("reward_timeout", f"took over timeout_s = {self.config.timeout_s:g}", prompt)
-            if _is_failure(error):
-                return self._failed("reward_error", f"failed: {type(error).__name__}: {error}", prompt)
+                late = f"took over timeout_s = {self.config.timeout_s:g}"
+                return self._failed("reward_timeout", late, prompt, passes=True)
+            if is_failure(error):
+                return self._failed("reward_error", f"failed: {_said(error)}", prompt, passes=may_pass(error))
             error.add_note(f"raised by the reward {self.label!r} on prompt {prompt.id}: {completion.text[-200:]!r}")
             return _Raised(error)
         if value is None:
             return Abstained(reason="reward_abstained")
-        bad_value = self._failed("reward_bad_value", f"gave {value!r:.80}, no finite number and not None", prompt)
-        return bad_value if (number := _finite(value)) is None else number
+        bad_value = f"gave {value!r:.80}, no finite number and not None"
+        number = _finite(value)
+        return self._failed("reward_bad_value", bad_value, prompt, passes=False) if number is None else number
+
+    async def _value_with_retries(self, completion: Completion, prompt: Prompt) -> Any:
+        pause_s = FIRST_PAUSE_S
+        for _ in range(self.config.max_retries):
+            try:
+                return await self._value(completion, prompt)
+            except Exception as error:
+                if not may_pass(error):
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+            self.num_retries += 1
+        return await self._value(completion, prompt)
 
     async def _value(self, completion: Completion, prompt: Prompt) -> Any:
         if self.reward.is_async:
@@ -191,41 +245,31 @@ class _Judge:
         value = await self._threads.run(self.reward.call, completion, prompt)
         return await value if inspect.isawaitable(value) else value
 
-    def _failed(self, reason: str, what: str, prompt: Prompt) -> ScoringFailed:
-        return ScoringFailed(reason=reason, message=f"prompt {prompt.id}: the reward {self.label!r} {what}")
+    def _failed(self, reason: str, what: str, prompt: Prompt, *, passes: bool) -> _Failed:
+        message = cleared(f"prompt {prompt.id}: the reward {self.label!r} {what}", self._secrets)
+        return _Failed(ScoringFailed(reason=reason, message=message), passes)
 
-    def _count(self, outcome: _Outcome, latency_s: float) -> None:
+    def _count(self, outcome: float | Abstained | _Failed | _Raised, latency_s: float) -> None:
         self._latency_sum_s += latency_s
         self._latency_max_s = max(self._latency_max_s, latency_s)
-        if isinstance(outcome, ScoringFailed):
-            self._failures[outcome.reason] += 1
-            self._failures_in_row += 1
-            return
-        self._failures_in_row = 0
-        if isinstance(outcome, Abstained):
+        if isinstance(outcome, _Failed):
+            self._failures[outcome.outcome.reason] += 1
+        elif isinstance(outcome, Abstained):
             self._abstained += 1
         elif isinstance(outcome, float):
             self._values += 1
             self._sum += outcome
 
-    def _judge_failure(self, failed: ScoringFailed) -> ScoringFailed | _Raised:
+    def _end_of_run(self, failed: _Failed) -> RewardError | None:
+        """What a failure means that ends the run at once."""
         if self.config.on_failure == "stop":
-            return _Raised(RewardError(f"{failed.message}; rewards.on_failure is 'stop'"))
-        if self._failures_in_row >= self.config.max_failures:
-            return _Raised(
-                RewardError(
-                    f"the reward {self.label!r} failed {self._failures_in_row} times in a row "
-                    f"(rewards.max_failures = {self.config.max_failures}); the last time: {failed.message}"
-                )
-            )
+            return RewardError(f"{failed.outcome.message}; rewards.on_failure is 'stop'")
         if self._threads.num_stuck >= self._width:
-            return _Raised(
-                RewardError(
-                    f"{self._threads.num_stuck} calls of the reward {self.label!r} hang and cannot be ended: make it "
-                    f"async, or give what it waits for a deadline below timeout_s = {self.config.timeout_s:g}"
-                )
+            return RewardError(
+                f"{self._threads.num_stuck} calls of the reward {self.label!r} hang and cannot be ended: make it async,"
+                f" or give what it waits for a deadline below timeout_s = {self.config.timeout_s:g}"
             )
-        return failed
+        return None
 
     def statistics(self) -> RewardStatistics:
         failures = dict(self._failures)
@@ -235,6 +279,8 @@ class _Judge:
             mean=self._sum / self._values if self._values else 0.0,
             abstained=self._abstained,
             failures=failures,
+            retries=self.num_retries,
+            pauses=self.breaker.num_opened,
             latency_mean_s=self._latency_sum_s / calls if calls else 0.0,
             latency_max_s=self._latency_max_s,
             stuck_threads=self._threads.num_stuck,
@@ -242,10 +288,8 @@ class _Judge:
         )
 
 
-def _is_failure(error: Exception) -> bool:
-    """Whether the world failed (a service, a worker, a file) and not the reward's code."""
-    aiohttp: Any = sys.modules.get("aiohttp")  # an aiohttp error can only come from an imported aiohttp
-    return isinstance(error, (OSError, RewardError)) or (aiohttp is not None and isinstance(error, aiohttp.ClientError))
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _finite(value: Any) -> float | None:

@@ -16,10 +16,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from prl.deadlines import Deadlines
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.failure import raise_as_it_was
 from prl.log import get_logger
@@ -41,6 +42,7 @@ class KeptTrainer:
         newest_checkpoint: the newest complete one at the time of a restart. Blocking.
         replay: trains a trainer that holds the weights after so many steps on all steps done since.
         max_restarts: in one run.
+        held: deadlines that stand still while one is started again.
     """
 
     def __init__(
@@ -51,10 +53,11 @@ class KeptTrainer:
         newest_checkpoint: Callable[[], Path | None],
         replay: Callable[[Trainer, int], Awaitable[None]],
         max_restarts: int,
+        held: Sequence[Deadlines] = (),
     ) -> None:
         self._make, self._newest_checkpoint, self._replay = make, newest_checkpoint, replay
         self._trainer = make(resume)
-        self._max_restarts = max_restarts
+        self._max_restarts, self._held = max_restarts, held
         self.num_restarts = self._num_told = 0
         self.apart = True
         """Whether it has to be connected (again) before it can publish."""
@@ -167,6 +170,17 @@ class KeptTrainer:
 
     async def _replace_dead(self) -> None:
         """Put a trainer that has done the same steps in the place of a dead one, if the present one is."""
+        if self._dead is None:
+            return
+        for deadlines in self._held:
+            deadlines.hold(self)
+        try:
+            await self._replace()
+        finally:
+            for deadlines in self._held:
+                deadlines.go_on(self)
+
+    async def _replace(self) -> None:
         while self._dead is not None:
             if self.num_restarts == self._max_restarts:
                 raise_as_it_was(self._dead)

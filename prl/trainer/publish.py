@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from prl.errors import WeightSyncError
+from prl.overdue import ends_process
 from prl.transfer import GlooGroup
 from prl.types import TensorSpec, WeightGroup, WeightUpdate
 
@@ -102,24 +103,27 @@ class Publisher:
 class NcclSender:
     """vLLM's own NCCL sender, as thin as it can be: its communicator and its packed broadcast.
 
-    NCCL has no deadline of its own here: the controller's ends the run, and with it this process.
+    NCCL has no deadline of its own here: past the group's this process ends, and a trainer that died is started again.
+    An engine that stands in a transfer does not answer the controller, which has the same deadline and kills it then.
     """
 
     def __init__(self, group: WeightGroup) -> None:
         from vllm.distributed.weight_transfer import nccl_common  # noqa: PLC0415 -- only with CUDA and vLLM
 
-        self._communicator: Any = nccl_common.trainer_init(
-            {"master_address": group.address, "master_port": group.port, "world_size": group.world_size}
-        )
+        self._timeout_s = group.timeout_s
+        place = {"master_address": group.address, "master_port": group.port, "world_size": group.world_size}
+        with ends_process(self._timeout_s, f"meeting {group.world_size - 1} engine workers over NCCL"):
+            self._communicator: Any = nccl_common.trainer_init(place)
 
-    def send(self, version: int, manifest: Sequence[TensorSpec], tensors: Iterator[tuple[str, Tensor]]) -> None:  # noqa: ARG002 -- the receivers know both from their own update
+    def send(self, version: int, manifest: Sequence[TensorSpec], tensors: Iterator[tuple[str, Tensor]]) -> None:  # noqa: ARG002 -- the receivers know it from their own update
         """Broadcast the packed tensors and wait until they have left."""
         from vllm.distributed.weight_transfer import packed_tensor  # noqa: PLC0415 -- only with CUDA and vLLM
 
-        packed_tensor.packed_nccl_broadcast_producer(
-            iterator=tensors, group=self._communicator, src=0, post_iter_func=lambda item: item[1]
-        )
-        torch.cuda.current_stream().synchronize()
+        with ends_process(self._timeout_s, f"the NCCL broadcast of version {version}"):
+            packed_tensor.packed_nccl_broadcast_producer(
+                iterator=tensors, group=self._communicator, src=0, post_iter_func=lambda item: item[1]
+            )
+            torch.cuda.current_stream().synchronize()
 
     def close(self) -> None:
         """Destroy the communicator."""

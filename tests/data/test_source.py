@@ -145,9 +145,9 @@ def test_evaluation_may_have_rows_of_another_format(tokenizer: Tokenizer, tmp_pa
     assert source.statistics().num_rows == 9
 
 
-def changed_by(source_config: Config, tokenizer: Tokenizer, ledger: Ledger) -> list[str]:
+def changed_by(source_config: Config, tokenizer: Tokenizer, ledger: Ledger, *, accept: bool = False) -> list[str]:
     """What joining a source to a ledger says."""
-    return changes(open_source(source_config, tokenizer), ledger, source_config.data.on_change)
+    return changes(open_source(source_config, tokenizer), ledger, accept=accept)
 
 
 def ledger_of(source_config: Config, tokenizer: Tokenizer) -> Ledger:
@@ -158,7 +158,7 @@ def ledger_of(source_config: Config, tokenizer: Tokenizer) -> Ledger:
 
 
 def test_changed_data_is_refused_when_a_run_goes_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """A row more, another value, another seed or weight: named, with what it was; ``on_change`` makes it a warning."""
+    """A row more, another value, another seed or weight: named, with what it was; accepted, it is a warning."""
     path = jsonl(tmp_path / "r.jsonl", numbered("r", 5))
     data: dict[str, Any] = {"source": "jsonl", "path": path}
     ledger = ledger_of(config(data), tokenizer)
@@ -168,9 +168,11 @@ def test_changed_data_is_refused_when_a_run_goes_on(tokenizer: Tokenizer, tmp_pa
         changed_by(config({**data, "shuffle": False}), tokenizer, ledger_of(config(data), tokenizer))
     ledger = ledger_of(config(data), tokenizer)
     jsonl(tmp_path / "r.jsonl", numbered("s", 5))
-    with pytest.raises(DataError, match=r"not what the run began with: data is '.*r\.jsonl: 5 rows, .*on_change=warn"):
+    with pytest.raises(
+        DataError, match=r"not what the run began with: data is '.*r\.jsonl: 5 rows, .*--accept-changes"
+    ):
         changed_by(config(data), tokenizer, ledger)
-    ledger = ledger_of(config({**data, "on_change": "warn"}), tokenizer)
+    ledger = ledger_of(config(data), tokenizer)
     jsonl(tmp_path / "r.jsonl", numbered("s", 6))
-    assert len(changed_by(config({**data, "on_change": "warn"}), tokenizer, ledger)) == 1
+    assert len(changed_by(config(data), tokenizer, ledger, accept=True)) == 1
     assert changed_by(config(data), tokenizer, ledger) == [], "accepted"

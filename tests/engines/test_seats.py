@@ -318,3 +318,54 @@ async def test_too_few_that_may_be_started_again_end_the_run_at_once() -> None:
         "engine-0 is dead: engine-0 died 10 s after its start, as scripted"
     )
     assert (asyncio.get_running_loop().time(), made) == (33, [11, 23])
+
+
+# ---- deaths before the first weights ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["open", "connect", "load"])
+def test_an_engine_that_dies_at_start_up_is_mended(tmp_path: Path, scripts: Scripts, call: Any) -> None:
+    """Before the first weights as later: the others go on, and another comes in its place."""
+    kind = "raise" if call == "open" else "die"
+    scripts.by_seat[0] = [Script(calls=(CallFault(call=call, kind=kind),))]
+    virtual_time.run(whole(tmp_path / "run", config_of(1, min_engines=1)))
+    assert len(scripts.made) == 3
+    assert_exact(tmp_path / "run", 1)
+
+
+def test_the_only_engine_may_die_before_the_first_weights(tmp_path: Path, scripts: Scripts) -> None:
+    """It was started once, so it can be started again; the weights wait for it."""
+    scripts.by_seat[0] = [Script(calls=(CallFault(call="connect", kind="die"),)), Script(open_s=30.0)]
+    virtual_time.run(whole(tmp_path / "run", config_of(1, count=1)))
+    assert_exact(tmp_path / "run", 1)
+
+
+def test_an_engine_may_die_in_the_first_evaluation(tmp_path: Path, scripts: Scripts) -> None:
+    """The only engine dies while the untrained model is evaluated: its successor gets the weights, and answers on."""
+    scripts.by_seat[0] = [Script(streams=(StreamFault(kind="die", token=1, request=1),))]
+    config = config_of(1, count=1)
+    evaluated = msgspec.structs.replace(config, eval=msgspec.structs.replace(config.eval, num_samples=4))
+    virtual_time.run(whole(tmp_path / "run", evaluated))
+    assert_exact(tmp_path / "run", 1)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval_before"] is not None
+
+
+@pytest.mark.parametrize(("count", "min_engines"), [(1, 1), (2, 1), (3, 2)])
+def test_what_keeps_the_engines_from_starting_ends_the_run(
+    tmp_path: Path, scripts: Scripts, count: int, min_engines: int
+) -> None:
+    """Where fewer than ``engine.min_engines`` open, nothing is mended: the run ends at once, with each one's reason."""
+    fails = Script(calls=(CallFault(call="open", kind="raise"),))
+    scripts.by_seat = {index: [fails] for index in range(count)}
+    clock: list[float] = []
+
+    async def main() -> None:
+        clock.append(asyncio.get_running_loop().time())
+        try:
+            await whole(tmp_path / "run", config_of(1, count=count, min_engines=min_engines))
+        finally:
+            clock.append(asyncio.get_running_loop().time())
+
+    with pytest.raises(prl.EngineError, match="engine-0"):
+        virtual_time.run(main())
+    assert (len(scripts.made), clock[1] - clock[0] < 5.0) == (count, True)

@@ -18,7 +18,7 @@ def test_a_builtin_is_its_folder_in_the_package() -> None:
     [
         ("builtin:tiny-maths", "builtin:tiny-math'"),
         ("builtin:mathe", "builtin:tiny-math'"),
-        ("builtin:remainder", "builtin:tiny-remainder'"),
+        ("builtin:counting", "builtin:tiny-counting'"),
         ("builtin:", "builtin:tiny-"),
         ("builtin:x", "builtin:tiny-"),
     ],

@@ -89,7 +89,8 @@ async def test_failure_goes_before_abstention(register: Register) -> None:
     """When one reward fails and another abstains, the failure is what is reported."""
     register("r", gives(None))
     register("s", gives_async(OSError("down")))
-    assert isinstance(await score_once(RewardConfig(name="r"), RewardConfig(name="s")), ScoringFailed)
+    rewards = [RewardConfig(name="r"), RewardConfig(name="s", max_retries=0)]
+    assert isinstance(await score_once(*rewards), ScoringFailed)
 
 
 async def test_weighted_sum_with_parts_by_name(register: Register) -> None:
@@ -124,7 +125,7 @@ async def test_expected_exception_is_a_failure(
 ) -> None:
     """A service that is down is counted and never a 0."""
     register("r", make(error))
-    verdict = await score_once(RewardConfig(name="r"))
+    verdict = await score_once(RewardConfig(name="r", max_retries=0))
     assert isinstance(verdict, ScoringFailed)
     assert verdict.reason == "reward_error"
     assert verdict.message == f"prompt 7: the reward 'r' failed: {type(error).__name__}: {error}"
@@ -313,7 +314,7 @@ async def test_statistics(register: Register) -> None:
         return gives(answers.pop(0))(completion, prompt)
 
     register("r", next_answer)
-    async with Scorer([RewardConfig(name="r")]) as scorer:
+    async with Scorer([RewardConfig(name="r", max_retries=0)]) as scorer:
         for _ in range(5):
             await scorer.score(completion(), prompt())
         statistics = scorer.statistics()["r"]

@@ -22,6 +22,7 @@ from prl.simulation import CallFault
 from prl.trainer.base import Trainer
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
 from prl.types import WeightGroup
+from tests.engines.test_seats import Lazy
 from tests.test_pipeline import lines, simulated, take_steps
 
 NUM_STEPS = 8
@@ -228,3 +229,34 @@ def test_engines_go_on_while_the_trainer_is_mended(tmp_path: Path, scripts: list
         return answered_s
 
     assert virtual_time.run(main()) < 10.0
+
+
+def test_engines_that_are_back_have_time_to_join_a_trainer_that_is_not(
+    tmp_path: Path, scripts: list[TrainerScript], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both engines and the trainer die at once; the trainer takes longer than ``engine.recovery_timeout_s``."""
+    made: list[int] = []
+
+    def make_engine(index: int) -> SimulatedEngine:
+        made.append(index)
+        dies = Script(base_s=0.01, die_at_s=3.0) if len(made) <= 2 else Script(base_s=0.01)
+        return SimulatedEngine(index=index, max_num_seqs=8, script=dies, seed=0)
+
+    monkeypatch.setattr(parts, "make_engines", lambda *_: Lazy(2, make_engine))
+    scripts += [TrainerScript(die_at_s=3.0), TrainerScript(open_s=90.0)]
+    config = config_of(max_lag=1)
+    engine = msgspec.structs.replace(config.engine, recovery_timeout_s=30.0)
+    virtual_time.run(whole(tmp_path / "run", msgspec.structs.replace(config, engine=engine)))
+    accounts = journal.read(tmp_path / "run" / "journal").ledger.accounts()
+    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+
+
+@pytest.mark.parametrize("call", ["connect", "publish"])
+def test_a_trainer_that_dies_before_the_first_weights_is_mended(
+    tmp_path: Path, scripts: list[TrainerScript], call: Any
+) -> None:
+    """At start-up as later: another is started, and the engines join that one."""
+    scripts += [TrainerScript(calls=(CallFault(call=call, kind="die"),))]
+    virtual_time.run(whole(tmp_path / "run", config_of(max_lag=1)))
+    accounts = journal.read(tmp_path / "run" / "journal").ledger.accounts()
+    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)

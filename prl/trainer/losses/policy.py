@@ -104,7 +104,9 @@ def decoupled_ppo(tokens: Tokens, *, clip_low: float, clip_high: float, ratio_cl
 
     The paper's prox is the policy before the several updates of a training round. In a run of prl it is the policy at
     the start of the step, and a batch serves one step, so u is 1, the clip never acts, and what remains has the
-    gradient of ``reinforce``. The clip is for callers that give an older anchor.
+    gradient of ``reinforce``. That holds in conventional mode too: the batches of a round reach the trainer one step at
+    a time, when the policy that began the round is gone. There ``ppo`` bounds what the paper's clip bounds, since the
+    sampler is the policy that began the round. The clip here is for callers that give an older anchor.
     """
     behaviour_N = ratio(tokens.anchor_N.detach(), tokens.behaviour_N)
     clipped = _clipped(ratio(tokens.logprobs_N, tokens.anchor_N), tokens.advantages_N, clip_low, clip_high)

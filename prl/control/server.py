@@ -1,0 +1,142 @@
+"""The control address: a small HTTP server beside a run, which can neither hold it up nor end it.
+
+Invariants:
+
+- What goes wrong in here is told to whoever asked, and logged where it is a bug; nothing is raised into the run.
+- Nobody can hold it up: at most ``MAX_CONNECTIONS`` are open, and ``answers.py`` bounds what each may cost.
+- Nobody but who holds the token is answered (``guard.py``); who asks without it learns nothing of the run.
+- It listens, with ``control.json`` beside the run's files, from ``open`` to ``close``. An address that was chosen and
+  cannot be had is a ConfigError before anything is started; for want of the default one no run ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prl.check_control import CONTROL_TOKEN, is_loopback
+from prl.config_control import ControlConfig
+from prl.control import address as control_file
+from prl.control.guard import Guard
+from prl.control.route import Route
+from prl.errors import ConfigError
+from prl.log import get_logger
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+MAX_CONNECTIONS = 64
+CLOSE_TIMEOUT_S = 2.0
+"""How long answers under way may take when the run ends."""
+
+log = get_logger(__name__)
+
+
+class ControlServer:
+    """See the module. ``bind`` it first, before anything is started; then ``open`` and ``close`` it."""
+
+    def __init__(self, config: ControlConfig, run_dir: Path, routes: Iterable[Route]) -> None:
+        self._config, self._run_dir, self._routes = config, run_dir, list(routes)
+        given = os.environ.get(CONTROL_TOKEN)
+        self._token = given or secrets.token_hex(16)
+        self._token_is_given = bool(given)
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._runner: web.AppRunner | None = None
+        self.address: control_file.ControlAddress | None = None
+        """Where it listens; None while it does not."""
+
+    def bind(self) -> None:
+        """Take the port.
+
+        Raises:
+            ConfigError: the configuration names an address or a port, and it cannot be had.
+        """
+        host, port = self._config.address, self._config.port
+        if not self._config.enabled:
+            return
+        try:
+            family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with contextlib.ExitStack() as on_error:
+                listener = on_error.enter_context(socket.socket(family, kind, protocol))
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(where)
+                listener.listen()
+                listener.setblocking(False)
+                on_error.pop_all()
+        except OSError as error:
+            if self._config != ControlConfig():
+                raise ConfigError(
+                    f"control.address = {host!r}, control.port = {port}: {error.strerror}; name an address of this"
+                    " machine, and a port that is free or 0"
+                ) from error
+            log.warning("the run cannot be asked or steered while it goes on", why=f"{host}: {error.strerror}")
+            return
+        self._socket = listener
+
+    async def open(self) -> None:
+        """Listen, and say where in the run folder, which must be there. What fails is logged."""
+        if self._socket is None:
+            return
+        try:
+            await self._listen(self._socket)
+        except (ImportError, OSError, NotImplementedError) as error:  # the last: a loop without sockets
+            log.warning("the run cannot be asked or steered while it goes on", why=str(error))
+            await self.close()
+
+    async def close(self) -> None:
+        """Listen no more, in bounded time. Idempotent."""
+        if self.address is not None:
+            await asyncio.to_thread(control_file.remove, self._run_dir, self.address)
+            self.address = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._runner is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2 * CLOSE_TIMEOUT_S):
+                    await self._runner.cleanup()
+            self._runner = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    async def _listen(self, listener: socket.socket) -> None:
+        from prl.control.answers import runner_of  # noqa: PLC0415 -- aiohttp: a fifth of a second, for a run alone
+
+        host, port = listener.getsockname()[:2]
+        self._runner = runner_of(self._routes, self._guard(), close_timeout_s=CLOSE_TIMEOUT_S)
+        await self._runner.setup()
+        handler = self._runner.server
+        assert handler is not None, "set up"
+
+        def accept() -> asyncio.Protocol:
+            return handler() if len(handler.connections) < MAX_CONNECTIONS else _Full()
+
+        self._server = await asyncio.get_running_loop().create_server(accept, sock=listener)
+        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- looked for
+        url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        address = control_file.of_this_process(url, None if self._token_is_given else self._token)
+        await asyncio.to_thread(control_file.write, self._run_dir, address)
+        self.address = address
+        log.info("the run can be asked and steered", address=url)
+
+    def _guard(self) -> Guard:
+        names = [self._config.address]
+        if not is_loopback(self._config.address):
+            names.append(socket.gethostname())
+        return Guard(self._token, names)
+
+
+class _Full(asyncio.Protocol):
+    """A connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Drop it at once."""
+        transport.close()
