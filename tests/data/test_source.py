@@ -15,7 +15,7 @@ from prl.errors import ConfigError, DataError
 from prl.ledger import Ledger
 from prl.prompts import changes, open_source
 from prl.tokenizer import Tokenizer
-from tests.tiny_tokenizers import save_tokenizer
+from tests.tiny_tokenizers import BOS_ID, BOS_TEMPLATE, PLAIN_TEMPLATE, save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +176,22 @@ def test_changed_data_is_refused_when_a_run_goes_on(tokenizer: Tokenizer, tmp_pa
     jsonl(tmp_path / "r.jsonl", numbered("s", 6))
     assert len(changed_by(config(data), tokenizer, ledger, accept=True)) == 1
     assert changed_by(config(data), tokenizer, ledger) == [], "accepted"
+
+
+@pytest.mark.parametrize(("template", "num_bos"), [(None, 1), (PLAIN_TEMPLATE, 0), (BOS_TEMPLATE, 1)])
+def test_a_prompt_begins_with_at_most_one_bos(tmp_path: Path, template: str | None, num_bos: int) -> None:
+    """Field notes C, two BOS: a tokenizer that adds one and a template that writes one give one, or the template's."""
+    adds_bos = Tokenizer.load(save_tokenizer(tmp_path / "model", template=template, adds_bos=True))
+    rows = [{"prompt": "a"}, {"prompt": "b"}]
+    prompt = open_source(config({"source": "jsonl", "path": jsonl(tmp_path / "r.jsonl", rows)}), adds_bos).next()
+    assert prompt.token_ids.count(BOS_ID) == prompt.token_ids[:1].count(BOS_ID) == num_bos
+
+
+@pytest.mark.parametrize(("length", "fits"), [(23, True), (24, True), (25, False)])
+def test_a_prompt_at_the_limit_of_the_context(tokenizer: Tokenizer, tmp_path: Path, length: int, fits: bool) -> None:
+    """Field notes C: in ids after templating, prompt and completion fill the context exactly and never more."""
+    rows = [{"prompt": "short"}, {"prompt": "x" * (length - len(tokenizer.render([{"role": "user", "content": ""}])))}]
+    data = {"source": "jsonl", "path": jsonl(tmp_path / "r.jsonl", rows), "shuffle": False}
+    source = open_source(config(data), tokenizer)
+    assert [len(source.next().token_ids) == length for _ in range(2)] == [False, fits]
+    assert source.statistics().num_too_long == (not fits)
