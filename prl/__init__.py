@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from prl.evaluate import Evaluation
     from prl.metrics import StepReport
     from prl.pipeline import Pipeline
-    from prl.rewards.base import reward
+    from prl.rewards.base import Judged, group_reward, reward
     from prl.run_folder import Summary
     from prl.settings import load_config
     from prl.types import Completion, Group, Prompt, Score
@@ -64,7 +64,7 @@ _HOME = {
     "prl.evaluate": ["Evaluation"],
     "prl.metrics": ["StepReport"],
     "prl.pipeline": ["Pipeline"],
-    "prl.rewards.base": ["reward"],
+    "prl.rewards.base": ["Judged", "group_reward", "reward"],
     "prl.run_folder": ["Summary"],
     "prl.settings": ["load_config"],
     "prl.types": ["Completion", "Group", "Prompt", "Score"],
@@ -81,6 +81,7 @@ __all__ = [
     "EngineError",
     "Evaluation",
     "Group",
+    "Judged",
     "MissingExtraError",
     "Pipeline",
     "PluginError",
@@ -94,6 +95,7 @@ __all__ = [
     "Summary",
     "TrainerError",
     "WeightSyncError",
+    "group_reward",
     "load_config",
     "reward",
 ]

@@ -178,6 +178,8 @@ class RewardConfig(Table, frozen=True, kw_only=True):
     """A built-in name, an entry point in group ``prl.rewards``, or ``package.module:name``."""
     weight: Annotated[float, Meta(ge=-1e6, le=1e6)] = 1.0
     """Factor in the sum."""
+    gate: bool = False
+    """The other rewards count only where this one gives more than 0, and are asked only then."""
     timeout_s: PositiveFloat = 10.0
     """Deadline of one call, with its retries and the pauses before them."""
     max_retries: NonNegative = 2

@@ -13,18 +13,19 @@
     step      finished groups        the next batch's groups   finish                      version v+1, a report
     watch     engines, trainer       the end of any of them    a death                     another, or the run's failure
     rejoin    restarted engines      one that is ready         its start                   its weights, and it serves
-    pulse     progress counters      time                      time                        loop lag, StallError
 
 Every loop is a task of one group; what fails first is raised from ``step()`` as it was (``failure.py``). How far the
 lag can go is proven in ``buffer.py``. A push waits, within a bound, for the evaluation of the version before it
-(``before_push``, ``evaluator.py``). This file knows neither torch nor vLLM.
+(``before_push``, ``evaluator.py``). Who waits for whom is stated as it happens (``waits.py``), and watched from outside
+(``watchdog.py``). This file knows neither torch nor vLLM.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,7 +33,8 @@ import msgspec
 
 from prl.buffer import Buffer, BufferStatistics, Ticket
 from prl.engines.pool import EnginePool
-from prl.errors import EngineDeadError, PrlError, StallError, TrainerError
+from prl.engines.seats import Seats
+from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
 from prl.ledger import Admitted, Entry, Left, Measured, Records, Scored, Trained, group_of
 from prl.log import get_logger
@@ -42,9 +44,7 @@ from prl.rollout import Done, Outcome, Rollout
 from prl.sync import PushReport, WeightSync
 from prl.trainer.base import Trainer, TrainReport
 from prl.types import Batch, Group, Prompt
-
-PULSE_S = 0.1
-LOOP_LAG_WARNING_S = 0.5
+from prl.waits import Wait, loop, waiting
 
 log = get_logger(__name__)
 
@@ -74,13 +74,12 @@ class Judges(Protocol):
     """The rewards, as far as the loops look at them."""
 
     @property
-    def paused(self) -> list[str]:
-        """The rewards that are paused, under a deadline of their own."""
-        ...
-
-    @property
     def num_retries(self) -> int:
         """Tries after the first, of all calls so far."""
+        ...
+
+    def lap(self) -> dict[str, dict[str, float]]:
+        """What their calls took and how they failed since the last lap, by reward."""
         ...
 
 
@@ -91,7 +90,6 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     steps_per_round: int = 1
     """Batches taken at once and optimiser steps between two pushes: 1, or G of the conventional mode."""
     max_consecutive_drops: int = 100
-    stall_timeout_s: float = 120.0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +134,11 @@ class Controller:
         self._consecutive_drops = 0
         self._reported_drops: Counter[str] = Counter()
         self._reported_mended = Mended()
-        self._waits_for_batch = False
+        self.waits_for_batch = False
+        """Whether the trainer has nothing to train on."""
         self._weights = asyncio.Lock()
+        self._states: dict[str, Wait | None] = {}
+        """What the loops wait for that others may wait for in turn."""
         self._clock = asyncio.get_running_loop().time
         self.meter = Meter(self._clock, self._engine_counters)
 
@@ -151,7 +152,7 @@ class Controller:
             loops.create_task(self._failure.guard("rejoin", self._rejoin()))
 
     async def run(self) -> None:
-        """Admit and keep time until cancelled, once the first weights serve.
+        """Admit until cancelled, once the first weights serve.
 
         A run that goes on in the middle of a round trains the rest of it on the round's own data: until its push no
         prompt takes the slots of the round's steps that are done, so rounds begin where they do in a run of one part.
@@ -159,17 +160,17 @@ class Controller:
         self._buffer.hold(self._pacing.groups_per_step * self.steps_into_round)
         async with asyncio.TaskGroup() as loops:
             loops.create_task(self._failure.guard("admit", self._admit()))
-            loops.create_task(self._failure.guard("pulse", self._pulse()))
 
     async def _admit(self) -> None:
         async with asyncio.TaskGroup() as rollouts:
-            with failures_to(self._failure.set, "the admit loop"):
+            with failures_to(self._failure.set, "the admit loop"), loop("admit") as self._states["admit"]:
                 await self._admit_to(rollouts)
 
     async def _admit_to(self, rollouts: asyncio.TaskGroup) -> None:
         while True:
             await self._records.ready()
-            ticket = await self._buffer.admit()
+            with waiting("admit", "a free slot"):
+                ticket = await self._buffer.admit()
             entry = self._restored.popleft() if self._restored else self._next()
             self._untrained[ticket] = entry.prompt
             if entry.scored is None:
@@ -220,14 +221,19 @@ class Controller:
         self._buffer.drop(ticket)
 
     async def _watch_engines(self) -> None:
-        raise EngineDeadError(await self._engines.failed())
+        with loop("engine watch", "a death"):
+            raise EngineDeadError(await self._engines.failed())
 
     async def _watch_trainer(self) -> None:
-        raise TrainerError(await self._trainer.failed())
+        with loop("trainer watch", "a death"):
+            raise TrainerError(await self._trainer.failed())
 
     async def _rejoin(self) -> None:
         """Bring engines that were started again up to date, also while no step can end for want of them."""
-        seats = self._engines.seats
+        with loop("rejoin", "an engine that was started again") as self._states["rejoin"]:
+            await self._rejoin_on(self._engines.seats)
+
+    async def _rejoin_on(self, seats: Seats) -> None:
         while True:
             await seats.newcomer()
             async with self._weights:
@@ -236,23 +242,6 @@ class Controller:
                     continue
                 changed = seats.changed
             await changed.wait()  # a conventional round goes on: its end pushes, and they load; or others come or go
-
-    async def _pulse(self) -> None:
-        """Measure the loop's lag, and end the run when a step waits for its batch and nothing moves."""
-        progress, since = self._progress(), self._clock()
-        while True:
-            asleep_at = self._clock()
-            await asyncio.sleep(PULSE_S)
-            now = self._clock()
-            lag_s = now - asleep_at - PULSE_S
-            self.meter.loop_lag_s = max(self.meter.loop_lag_s, lag_s)
-            if lag_s > LOOP_LAG_WARNING_S:
-                log.warning("the event loop stood still: blocking code, or a busy machine", seconds=round(lag_s, 3))
-            waits_for_others = self._weights.locked() or self._paused  # for minutes, under deadlines of their own
-            if (latest := self._progress()) != progress or not self._waits_for_batch or waits_for_others:
-                progress, since = latest, now
-            elif now - since > self._pacing.stall_timeout_s:
-                raise StallError(f"nothing moved for {now - since:.0f} s (run.stall_timeout_s): {self.why()}")
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
@@ -272,19 +261,33 @@ class Controller:
     async def _step(self) -> Step:
         taken = await self._take()
         groups = [group for _, group in taken]
-        async with self._weights:
+        async with self._holding_weights():
             trained, lag = await self._train(groups)
             self._records.append(Trained(step=trained.step, prompt_ids=[group.prompt.id for group in groups]))
             for ticket, _ in taken:
                 del self._untrained[ticket]
             pushed = await self._push_at_end_of_round()
         drops, mended = self._drops_since_last_report(), self.mended_since_last_report()
-        report = step_report(groups, lag, trained, pushed, timing=self.meter.lap(), dropped=drops, mended=mended)
+        calls = {} if self._judges is None else self._judges.lap()
+        timing = self.meter.lap()
+        report = step_report(groups, lag, trained, pushed, timing=timing, dropped=drops, mended=mended, calls=calls)
         return Step(report=report, groups=groups)
 
+    @asynccontextmanager
+    async def _holding_weights(self) -> AsyncIterator[None]:
+        """Nobody else trains or pushes meanwhile."""
+        with waiting("another weight update", on=lambda: [self._states.get("rejoin")]):
+            await self._weights.acquire()
+        try:
+            yield
+        finally:
+            self._weights.release()
+
     async def _train(self, groups: list[Group]) -> tuple[TrainReport, LagSummary]:
-        batch = await self._make_batch(self.step_number, groups)
-        trained = await self._trainer.train(batch)
+        with waiting("the batch", "is packed"):
+            batch = await self._make_batch(self.step_number, groups)
+        with waiting("the trainer", f"step {self.step_number + 1}"):
+            trained = await self._trainer.train(batch)
         if trained.skipped:
             log.warning("step skipped: its loss or gradient is not finite", step=self.step_number)
         self.step_number += 1
@@ -302,11 +305,13 @@ class Controller:
         """The groups of one step; a round of batches is taken as one."""
         size = self._pacing.groups_per_step
         if not self._round:
-            waits_since, self._waits_for_batch = self._clock(), True
+            waits_since, count = self._clock(), self._num_left_in_round()
+            self.waits_for_batch = True
             try:
-                self._round.extend(await self._buffer.take(self._num_left_in_round()))
+                with waiting(f"trainer waits for batch {self.step_number + 1}", on=lambda: self._missing(count)):
+                    self._round.extend(await self._buffer.take(count))
             finally:
-                self._waits_for_batch = False
+                self.waits_for_batch = False
             self.meter.wait_batch_s = self._clock() - waits_since
             if self._refill is not None:
                 self._refill.start_round()
@@ -346,35 +351,22 @@ class Controller:
         self._source.seek(cursor)
         self._restored.extend(entries)
 
-    @property
-    def waits_for_batch(self) -> bool:
-        """Whether the trainer has nothing to train on."""
-        return self._waits_for_batch
-
     def slots(self) -> BufferStatistics:
         """How the slots are used."""
         return self._buffer.statistics()
 
-    def why(self) -> str:
-        """Who waits for whom, as a chain."""
-        if not self._waits_for_batch:
-            return f"step {self.step_number} is in the trainer or in the weight update"
-        late = self._buffer.waiting_for(self._num_left_in_round())
-        prompts = ", ".join(str(self._untrained[ticket].id) for ticket in late[:8])
-        slots = self._buffer.statistics()
-        return (
-            f"the trainer waits for batch {self.step_number} <- prompts {prompts or 'not admitted yet'} <- "
-            f"{self._engines.describe()}; of {slots.num_slots} slots {slots.running} are running, {slots.finished} "
-            f"finished, {slots.taken} taken" + "".join(f"; the reward {name!r} is paused" for name in self._paused)
-        )
-
-    @property
-    def _paused(self) -> list[str]:
-        return [] if self._judges is None else self._judges.paused
-
-    def _progress(self) -> Sequence[object]:
+    def progress(self) -> Sequence[object]:
+        """Changes when a token was sampled, a slot changed or a step was done."""
         tokens, _ = self._engine_counters()
         return tokens, self._buffer.statistics(), self.step_number
+
+    def _missing(self, count: int) -> list[Wait | None]:
+        """What keeps the next ``count`` groups from being there: rollouts, or who must bring their engines back."""
+        late = self._buffer.waiting_for(count)
+        rollouts = [self._rollout.under_way.get(self._untrained[ticket].id) for ticket in late]
+        rejoin = [self._states.get("rejoin")] if self._weights.locked() else []
+        admit = [] if late else [self._states.get("admit")]
+        return rejoin or [*rollouts, *admit]
 
     def _engine_counters(self) -> tuple[int, float]:
         statistics = self._engines.statistics()

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from prl.errors import DiskError
 from prl.log import get_logger
+from prl.waits import waiting
 
 RETRY_S = 1.0
 CANCEL_GRACE_S = 10.0
@@ -68,7 +69,8 @@ class Disk:
 
     async def ready(self) -> None:
         """Wait until no write waits."""
-        await self._free.wait()
+        with waiting("the disk", lambda: self.blocked or "", limit_s=self._timeout_s):
+            await self._free.wait()
 
     async def write(self, what: str, work: Callable[[], T]) -> T:
         """Do ``work`` in a thread, again and again while the disk does not take it.
@@ -77,6 +79,10 @@ class Disk:
             DiskError: the disk did not take it for ``run.disk_timeout_s``.
             OSError: the fault is none that waiting can mend.
         """
+        with waiting("the disk", lambda: self.blocked or f"takes {what}", limit_s=self._timeout_s + RETRY_S):
+            return await self._written(what, work)
+
+    async def _written(self, what: str, work: Callable[[], T]) -> T:
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:

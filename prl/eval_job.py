@@ -32,7 +32,6 @@ from prl.panel import make_console, say, show
 from prl.progress import num_asked, percent
 from prl.progress_line import ProgressLine
 from prl.prompts import open_source
-from prl.rewards.scorer import Scorer
 from prl.shell import FAILED, INTERRUPTED, OK, failure_message, first_signal, run_to_exit
 from prl.tokenizer import Tokenizer
 from prl.types import Prompt
@@ -59,7 +58,7 @@ class EvalJob:
         preflight.before_evaluation(self._config)
         self._num_samples = self._config.eval.num_samples if num_samples is None else num_samples
         self._out = None if out is None else _writable(Path(out))
-        self._scorer = Scorer(config.rewards)
+        self._scorer = parts.make_scorer(config)
         self._console = make_console()
 
     def run(self) -> int:
@@ -121,7 +120,7 @@ class EvalJob:
 
     def _held_out(self, tokenizer: Tokenizer) -> list[Prompt]:
         """As many as wanted of those that training has set aside."""
-        source = open_source(self._config, tokenizer, self._scorer.required_fields)
+        source = open_source(self._config, tokenizer, self._scorer.required_fields, self._scorer.check_row)
         prompts = source.held_out(self._num_samples)
         for warning in source.statistics().warnings:
             log.get_logger(__name__).warning(warning)

@@ -20,6 +20,7 @@ from prl.estimates import Estimate, estimate, pass_at_k
 from prl.failure import FirstFailure, failures_to
 from prl.rollout import Dropped, stream_seed
 from prl.types import Completion, Prompt, Score, Verdict
+from prl.waits import waiting
 
 _SEED_DOMAIN = -1
 """Keeps the seeds of evaluations apart from those of rollouts, whose first part is the run's."""
@@ -120,7 +121,8 @@ async def evaluate(
         return _answer(prompt, completion, verdict.reward) if isinstance(verdict, Score) else None
 
     async def guarded(prompt: Prompt, number: int) -> Answer | None:
-        with failures_to(failure.set, f"the evaluation of prompt {prompt.id}"):
+        what = f"the evaluation of prompt {prompt.id}"
+        with failures_to(failure.set, what), waiting(f"held-out prompt {prompt.id}", aside=True):
             answered = await answer(prompt, number)
             on_answer()
             return answered

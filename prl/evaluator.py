@@ -24,6 +24,7 @@ from prl.errors import PrlError
 from prl.evaluate import Evaluation
 from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
+from prl.waits import Wait, loop, waiting
 
 log = get_logger(__name__)
 
@@ -58,6 +59,7 @@ class _UnderWay:
         """When training, or whoever asked for it, began to wait."""
         self.outcome: Evaluation | Incomplete | None = None
         self.task: asyncio.Task[None]
+        self.wait: Wait | None = None
 
     def count(self) -> None:
         """One more answer."""
@@ -193,7 +195,9 @@ class Evaluator:
         """Wait for its task, which ``eval.timeout_s`` ends, or for less."""
         if under_way.blocks_since is None:
             under_way.blocks_since = self._clock()
-        await asyncio.wait([under_way.task], timeout=timeout_s)
+        what, limit_s = f"evaluation of version {under_way.version}", timeout_s or self._config.timeout_s
+        with waiting(what, limit_s=limit_s, on=lambda: [under_way.wait]):
+            await asyncio.wait([under_way.task], timeout=timeout_s)
 
     def _start(self, version: int) -> _UnderWay:
         self._begun = _UnderWay(version, self._clock())
@@ -201,7 +205,8 @@ class Evaluator:
         return self._begun
 
     async def _run(self, under_way: _UnderWay) -> None:
-        with failures_to(self._failure.set, f"the evaluation of version {under_way.version}"):
+        what = f"evaluation of version {under_way.version}"
+        with failures_to(self._failure.set, f"the {what}"), loop(what) as under_way.wait:
             await self._end(under_way, await self._within_timeout(under_way))
 
     async def _within_timeout(self, under_way: _UnderWay) -> Evaluation | Incomplete:

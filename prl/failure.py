@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, NoReturn
 
 from prl.errors import PrlError
+from prl.waits import waiting
 
 PATIENCE_S = 10.0
 """How long a side that is in the middle of something may take to end when another has failed."""
@@ -166,7 +167,7 @@ async def together(
                     tasks[other].cancel()
 
         pending[side] = what
-        with failures_to(fail, f"the {what}"):
+        with failures_to(fail, f"the {what}"), waiting(f"the {side}", what):
             result = await work()
             del pending[side]
             return result

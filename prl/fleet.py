@@ -29,6 +29,7 @@ from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
 from prl.trainer.kept import KeptTrainer
 from prl.types import TensorSpec
+from prl.waits import waiting
 
 LOOPBACK = "127.0.0.1"
 
@@ -95,12 +96,13 @@ class Fleet:
             port=free_port(LOOPBACK),
             timeout_s=self._timeout_s / 2,  # who did not come, or hangs, is named before weights.timeout_s has passed
         )
-        await together_as_it_was(
-            "join",
-            patient={"trainer"},
-            trainer=lambda: self.trainer.connect(group),
-            engines=lambda: self.engines.connect(group),
-        )
+        with waiting("the weight group", limit_s=self._timeout_s):
+            await together_as_it_was(
+                "join",
+                patient={"trainer"},
+                trainer=lambda: self.trainer.connect(group),
+                engines=lambda: self.engines.connect(group),
+            )
 
     async def mend(self, version: int) -> bool:
         """After the update to ``version`` failed: take out whoever was the cause; whether to try again."""

@@ -7,10 +7,12 @@ time; ``trainer_busy`` and ``engine_busy`` are shares of it (the engines' is a m
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
+from types import MappingProxyType
 
 import msgspec
 
@@ -73,11 +75,15 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Longest delay of the event loop's heartbeat during the step."""
     dropped: dict[str, int]
     """Completions that came to nothing since the last step, by reason; ``dropped_<reason>`` in the file."""
+    rewards: dict[str, float] = {}
+    """Each reward by itself, as ``reward_<name>_<what>`` in the file: ``mean`` and ``zero_share`` of what it gave the
+    samples of the step, ``latency_s`` of its calls since the last step (a mean), and ``failed_<kind>``, a count."""
 
     def line(self) -> dict[str, object]:
         """The flat object written to ``metrics.jsonl``."""
         flat = msgspec.structs.asdict(self)
         dropped: dict[str, int] = flat.pop("dropped")
+        flat.update({f"reward_{name}": value for name, value in flat.pop("rewards").items()})
         if self.kl_reference is None:
             del flat["kl_reference"]
         rounded = {name: _rounded(value) for name, value in flat.items()}
@@ -189,8 +195,12 @@ def step_report(
     timing: Timing,
     dropped: dict[str, int],
     mended: Mended,
+    calls: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> StepReport:
-    """Put one step's numbers together; ``pushed`` is None where the step's weights stay in the trainer for now."""
+    """Put one step's numbers together.
+
+    ``pushed`` is None where the step's weights stay in the trainer for now; ``calls`` is the rewards' ``lap``.
+    """
     rewards = [score.reward for group in groups for score in group.scores]
     lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
     return StepReport(
@@ -229,4 +239,26 @@ def step_report(
         reward_retries=mended.reward_retries,
         loop_lag_ms=timing.loop_lag_ms,
         dropped=dropped,
+        rewards=_by_reward(groups, calls),
     )
+
+
+def _by_reward(groups: Sequence[Group], calls: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """What each reward gave the samples that it judged, and what its calls took."""
+    values: dict[str, list[float]] = {}
+    for group in groups:
+        for score in group.scores:
+            for label, value in score.parts.items():
+                values.setdefault(label, []).append(value)
+    found: dict[str, dict[str, float]] = {
+        label: {"mean": statistics.fmean(of_one), "zero_share": of_one.count(0.0) / len(of_one)}
+        for label, of_one in values.items()
+    }
+    for label, what in calls.items():
+        found.setdefault(label, {}).update(what)
+    return {f"{metric_name(label)}_{key}": value for label, what in found.items() for key, value in what.items()}
+
+
+def metric_name(label: str) -> str:
+    """A reward's name as a part of a metric's: ``package.module:name`` is ``package_module_name``."""
+    return re.sub(r"\W+", "_", label)

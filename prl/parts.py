@@ -18,7 +18,7 @@ from prl.config import Config
 from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
 from prl.engines.pool import EnginePool
-from prl.errors import MissingExtraError
+from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
@@ -175,7 +175,6 @@ def make_pacing(config: Config) -> Pacing:
         groups_per_step=pipeline.groups_per_step,
         steps_per_round=pipeline.steps_per_round if pipeline.mode == "conventional" else 1,
         max_consecutive_drops=pipeline.max_consecutive_drops,
-        stall_timeout_s=config.run.stall_timeout_s,
     )
 
 
@@ -238,7 +237,19 @@ def make_rollout(
         seed=config.seed if sampling.seeded else None,
         record=record,
         deadlines=engines.deadlines,
+        score_group=scorer.score_group if scorer.of_groups else None,
     )
+
+
+def make_scorer(config: Config) -> Scorer:
+    """The rewards. Raises PluginError, MissingExtraError, or ConfigError where they cannot judge what is held out."""
+    scorer = Scorer(config.rewards)
+    if config.eval.num_samples and len(scorer.of_groups) == len(config.rewards):
+        raise ConfigError(
+            f"rewards: {', '.join(scorer.of_groups)} judge whole groups, and an evaluation has single answers: add a"
+            " reward that judges one, or set eval.num_samples = 0"
+        )
+    return scorer
 
 
 def make_evaluate(

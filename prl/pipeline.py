@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -23,6 +24,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from prl import journal, parts
+from prl.chain import Waiting
 from prl.check import cross_check
 from prl.claim import claim
 from prl.config import Config
@@ -44,13 +46,14 @@ from prl.models import resolve_model
 from prl.prompts import PromptSource, changes, open_source
 from prl.recovery import Start, find_start
 from prl.resumed_config import check_changes
-from prl.rewards.scorer import Scorer
 from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals
 from prl.settings import to_toml_without_secrets
 from prl.status import Stage, Status, TrainerStatus
 from prl.tokenizer import Tokenizer
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
+from prl.waits import Waits, waiting
+from prl.watchdog import Watchdog, Why
 
 PROBE_TOKENS = 64
 
@@ -94,7 +97,7 @@ class Pipeline:
         cross_check(config)
         self.config = config
         self._model = resolve_model(config.model)
-        self._scorer = Scorer(config.rewards)
+        self._scorer = parts.make_scorer(config)
         self._claim = claim(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
         self.run_dir = self._claim.path
         self.summary: Summary | None = None
@@ -106,21 +109,63 @@ class Pipeline:
         self._totals = Totals()
         self._stack = AsyncExitStack()
         self._loops = AsyncExitStack()
+        self._waits = Waits()
         self._control = ControlServer(config.control, self.run_dir, routes_of(self))
         self._fleet: Fleet | None = None
         self._wired: Wired | None = None
         self._eval_after: float | None = None
         self._run_is_open = False
 
+    # ---- who waits for whom ------------------------------------------------------------------------------------------
+
+    def why(self) -> Why:
+        """Who waits for whom now, at any moment from entering to having left."""
+        return Why.of(self._waits, asyncio.get_running_loop().time())
+
+    async def dump_stacks(self) -> str:
+        """Write that, and the stacks of every process of the run, to a file in ``stalls/``; says where."""
+        return await asyncio.to_thread(self._watch.dump, "asked for", asyncio.get_running_loop().time())
+
+    def _watchdog(self) -> Watchdog:
+        """What watches the run from its first moment to its last."""
+        self._watch = Watchdog(
+            self._waits,
+            self.run_dir,
+            stall_timeout_s=self.config.run.stall_timeout_s,
+            progress=lambda: None if self._wired is None else self._wired.controller.progress(),
+            on_lag=self._note_lag,
+            act=self._act,
+        )
+        return self._watch
+
+    def _note_lag(self, lag_s: float) -> None:
+        if self._wired is not None:
+            meter = self._wired.controller.meter
+            meter.loop_lag_s = max(meter.loop_lag_s, lag_s)
+
+    def _act(self, stalled: Waiting) -> str | None:
+        """Engines that owe tokens are given up: others go on behind theirs."""
+        why = f"gave no token for run.stall_timeout_s = {self.config.run.stall_timeout_s:g} s"
+        silent = [] if self._fleet is None else self._fleet.engines.give_up_silent(stalled, why)
+        return f"gave up {', '.join(silent)}" if silent else None
+
+    def _stage(self, what: str) -> None:
+        """The run begins something that takes a while."""
+        self._waits.says(what)
+        self._on_stage(what)
+
     # ---- entering ----------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         """Start everything, or raise what went wrong with nothing left running."""
-        try:
-            await self._start()
-        except BaseException as error:
-            await self._leave(error)
-            raise
+        with self._waits.doing("the start"):
+            try:
+                await self._stack.enter_async_context(running(self._failure.guard("watchdog", self._watchdog().run())))
+                with self._failure.interrupts():
+                    await self._start()
+            except BaseException as error:
+                await self._leave(error)
+                raise
         return self
 
     async def _start(self) -> None:
@@ -128,16 +173,18 @@ class Pipeline:
         changed: list[str] = []
         if self._resume:
             changed = await asyncio.to_thread(check_changes, run_dir, config, accept=self._accept_changes)
-        self._on_stage("reading tokenizer and data")
+        self._stage("reading tokenizer and data")
         self._control.bind()
         self._stack.push_async_callback(self._control.close)
-        self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
-        fields = self._scorer.required_fields
-        self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
-        self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
-        start = await asyncio.to_thread(find_start, run_dir, config) if self._resume else Start()
-        changed += changes(self._source, start.ledger, accept=self._accept_changes)
-        await asyncio.to_thread(self._folder.open, to_toml_without_secrets(config), start.ledger.step)
+        with waiting("tokenizer and data", limit_s=math.inf):
+            self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
+            fields, check = self._scorer.required_fields, self._scorer.check_row
+            self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields, check)
+            self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
+        with waiting("checkpoint and journal", limit_s=math.inf):
+            start = await asyncio.to_thread(find_start, run_dir, config) if self._resume else Start()
+            changed += changes(self._source, start.ledger, accept=self._accept_changes)
+            await asyncio.to_thread(self._folder.open, to_toml_without_secrets(config), start.ledger.step)
         self._totals = start.totals
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
@@ -158,9 +205,8 @@ class Pipeline:
         fleet, ready = await self._start_processes(start.checkpoint)
         controller, evaluator, _ = self._wired = self._wire(fleet, ready)
         await self._loops.enter_async_context(running(controller.keep()))
-        with self._failure.interrupts():
-            await self._restore(controller, start)
-            await self._sync.push(controller.step_number)
+        await self._restore(controller, start)
+        await self._sync.push(controller.step_number)
         await self._stack.enter_async_context(evaluator.open())
         if controller.step_number == 0 and self._held_out:
             self._totals.eval_before = (await self.evaluate()).reward_mean
@@ -179,7 +225,7 @@ class Pipeline:
         """Do again the steps that the trainer's checkpoint lacks, and go on with the prompts that were under way."""
         controller.restore(start.ledger.cursor, list(start.ledger.open.values()))
         for batch in start.batches:
-            self._on_stage(f"training step {controller.step_number + 1} again, from the journal")
+            self._stage(f"training step {controller.step_number + 1} again, from the journal")
             step = await controller.train_again(batch)
             if self._totals.steps < step.report.step:  # it was done and not recorded any more
                 await self._record(step)
@@ -192,14 +238,14 @@ class Pipeline:
         )
         self._stack.push_async_callback(fleet.close)
         self._scorer.hold_while_paused(fleet.engines.deadlines)
-        self._on_stage(f"starting {parts.describe(self.config)}")
+        self._stage(f"starting {parts.describe(self.config)}")
         return fleet, await fleet.open()
 
     async def _join(self) -> None:
         """Bring engines and trainer together before a push; at the first one this is seen to take its time."""
         is_first, fleet = self._sync.version < 0, self._entered.fleet
         if is_first:
-            self._on_stage("joining engines and trainer")
+            self._stage("joining engines and trainer")
         await fleet.join()
         if is_first:
             self._on_stage("sending the first weights")
@@ -292,13 +338,14 @@ class Pipeline:
             Exception: the first failure of any part of the run, as it was.
         """
         controller, evaluator, _ = self._entered
-        step = await controller.step()
-        evaluator.pushed(self._sync.version)
-        with self._failure.interrupts():
-            await self._record(step)
-            every = self.config.run.checkpoint_every
-            if every and self.step_number % every == 0:
-                await self.save()
+        with self._waits.doing(f"step {controller.step_number + 1}", aside=True):
+            step = await controller.step()
+            evaluator.pushed(self._sync.version)
+            with self._failure.interrupts():
+                await self._record(step)
+                every = self.config.run.checkpoint_every
+                if every and self.step_number % every == 0:
+                    await self.save()
         return step.report
 
     async def _record(self, step: Step) -> None:
@@ -324,7 +371,8 @@ class Pipeline:
         stage = self._on_stage.text
         self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
         try:
-            return await evaluator.evaluate(self._sync.version)
+            with self._waits.doing(self._on_stage.text):
+                return await evaluator.evaluate(self._sync.version)
         finally:
             self._on_stage.quietly(stage)
 
@@ -346,7 +394,7 @@ class Pipeline:
             engines=self.engines(),
             trainer=None if trainer is None else TrainerStatus(state=state, restarts=trainer.num_restarts),
             slots=None if controller is None else controller.slots(),
-            why=None if controller is None else controller.why(),
+            why=self.why().chain,
         )
 
     def engines(self) -> list[EngineStatus]:
@@ -358,8 +406,10 @@ class Pipeline:
         checkpoints = self.run_dir / "checkpoints"
         folder = checkpoint.step_folder(checkpoints, self.step_number)
         state = {"controller": self._entered.controller.state(), "totals": self._totals, **self._journal.ledger.facts()}
-        await self._journal.begin_segment()
-        await self._entered.fleet.trainer.save(folder, msgspec.to_builtins(state))
+        with self._waits.doing(f"checkpoint of step {self.step_number}"):
+            await self._journal.begin_segment()
+            with waiting("the trainer", "saves"):
+                await self._entered.fleet.trainer.save(folder, msgspec.to_builtins(state))
         log.info("checkpoint", step=self.step_number, folder=str(folder))
         oldest = await asyncio.to_thread(checkpoint.keep_newest, checkpoints, self.config.run.keep_checkpoints)
         await self._journal.forget_before(oldest)
@@ -370,14 +420,15 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish (unless there was an error), end every process, and write the summary."""
-        try:
-            if error is None:
-                await self._finish()
-        except BaseException as failed:
-            error = failed
-            raise
-        finally:
-            await self._leave(error)
+        with self._waits.doing("the end"):
+            try:
+                if error is None:
+                    await self._finish()
+            except BaseException as failed:
+                error = failed
+                raise
+            finally:
+                await self._leave(error)
 
     async def _finish(self) -> None:
         """With the loops at rest: a checkpoint, an export, and the last evaluation (of a run that is done).
@@ -389,24 +440,29 @@ class Pipeline:
             await self._loops.aclose()
             if not is_complete or not self._done():
                 self._totals.evals_incomplete += await evaluator.before_push()
+        with self._failure.interrupts():
+            await self._finish_off(evaluator, is_complete=is_complete)
+
+    async def _finish_off(self, evaluator: Evaluator, *, is_complete: bool) -> None:
         if not is_complete:  # a conventional round that was left midway
             await self._sync.push(self.step_number)
-        self._on_stage("saving")
+        self._stage("saving")
         for warning in self._source.statistics().warnings:
             log.info("data left out", what=warning)
         for name, statistics in self._scorer.statistics().items():
             log.info("reward", name=name, **msgspec.to_builtins(statistics))
         await self.save()
-        await self._entered.fleet.trainer.export(self.run_dir / "export")
+        with waiting("the trainer", "exports"):
+            await self._entered.fleet.trainer.export(self.run_dir / "export")
         if self._done() and self._held_out:
-            self._on_stage(f"evaluating {len(self._held_out)} held-out prompts")
+            self._stage(f"evaluating {len(self._held_out)} held-out prompts")
             latest = await evaluator.last(self._sync.version)
             self._eval_after = None if latest is None else latest.reward_mean
             self._totals.evals_incomplete += evaluator.take_incomplete()
 
     async def _leave(self, error: BaseException | None) -> None:
         """End the loops and every process, whatever happened, and say how the run ended."""
-        self._on_stage("ending the processes")
+        self._stage("ending the processes")
         if error is not None and self._run_is_open:
             log.info("failed", exc_info=error)  # for the file; whoever called shows the exception
         try:

@@ -18,7 +18,7 @@ from prl.config import Config
 from prl.data.opening import source_tables
 from prl.errors import ConfigError, MissingExtraError
 from prl.models import resolve_model
-from prl.parts import engine_kind, installed
+from prl.parts import engine_kind, installed, make_scorer
 from prl.rewards.base import REGISTRY
 from prl.trainer.launch import split_address
 
@@ -89,18 +89,17 @@ def check(config: Config) -> list[Finding]:
         MissingExtraError: something optional that it needs is not installed.
     """
     from prl.prompts import open_source  # noqa: PLC0415 - only --check reads data here
-    from prl.rewards.scorer import Scorer  # noqa: PLC0415 - only --check makes rewards here
     from prl.tokenizer import Tokenizer  # noqa: PLC0415 - takes seconds
 
     findings = before_start(config)
-    scorer = Scorer(config.rewards)
+    scorer = make_scorer(config)
     names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards)
     findings.append(Finding(topic="rewards", text=names))
     tokenizer = Tokenizer.load(resolve_model(config.model))
     ends = ", ".join(map(str, tokenizer.stop_token_ids))
     template = "a chat template" if tokenizer.has_template else "no chat template"
     findings.append(Finding(topic="tokenizer", text=f"{tokenizer.vocab_size} ids, {template}, stops at {ends}"))
-    source = open_source(config, tokenizer, scorer.required_fields)
+    source = open_source(config, tokenizer, scorer.required_fields, scorer.check_row)
     num_held_out = len(source.held_out(config.eval.num_samples))
     counts = source.statistics()  # after the held-out prompts were rendered, so that too long ones among them count
     for each in source.sources:

@@ -21,6 +21,8 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _WATCH_INTERVAL_S = 0.5
+NAME_VARIABLE = "PRL_PROCESS"
+"""Environment variable with what a child is called."""
 _REAP_TIMEOUT_S = 5.0
 """Longest wait for a killed process to be gone: the kernel may hold it, in a device driver say, for ever."""
 
@@ -91,7 +93,7 @@ class Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                env=None if env is None else {**os.environ, **env},
+                env={**os.environ, NAME_VARIABLE: name, **(env or {})},
                 start_new_session=True,
             )
         return cls(name, process, log)

@@ -18,6 +18,7 @@ from prl.config import Config
 from prl.data.curriculum import Rates
 from prl.data.mix import shares
 from prl.data.opening import open_one, own_held_out, source_tables
+from prl.data.rows import CheckRow, Needs
 from prl.data.source import MixedPrompts, SourceStatistics
 from prl.data.tables import Joined
 from prl.errors import DataError
@@ -69,20 +70,20 @@ class PromptSource(Protocol):
         ...
 
 
-def open_source(config: Config, tokenizer: Tokenizer, required_fields: Sequence[str] = ()) -> MixedPrompts:
+def open_source(
+    config: Config, tokenizer: Tokenizer, required_fields: Sequence[str] = (), check_row: CheckRow | None = None
+) -> MixedPrompts:
     """The source that ``[data]`` and ``[eval]`` describe, its rows checked.
 
-    ``required_fields`` are those that the rewards need (``Scorer.required_fields``). Raises DataError, ConfigError or
-    MissingExtraError.
+    ``required_fields`` are those that the rewards need, and ``check_row`` says what makes a row useless to them
+    (``Scorer``). Raises DataError, ConfigError or MissingExtraError.
     """
     sources = source_tables(config)
-    held_out = own_held_out(config, sources, required_fields)
+    needs = Needs(required_fields=tuple(required_fields), check_row=check_row, skip_bad_rows=config.data.skip_bad_rows)
+    held_out = own_held_out(config, sources, needs)
     num_eval = 0 if held_out else config.eval.num_samples
     quotas = shares([source.weight for _, source in sources], num_eval)
-    opened = [
-        open_one(config, key, source, required_fields, quota)
-        for (key, source), quota in zip(sources, quotas, strict=True)
-    ]
+    opened = [open_one(config, key, source, needs, quota) for (key, source), quota in zip(sources, quotas, strict=True)]
     if held_out is None:
         return MixedPrompts(config, tokenizer, opened, Joined([source.held_out for source in opened]))
     first = msgspec.structs.replace(opened[0], warnings=[*held_out.warnings(), *opened[0].warnings])

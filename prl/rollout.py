@@ -6,7 +6,8 @@ Invariants:
   does not run while the engines stand still for a mend.
 - A member that comes to nothing (aborted, refused, unusable log-probabilities, unscored) leaves the group; it never
   counts as a reward of 0. A group of several goes on while at least two members remain, so that there is a baseline.
-- Only streams that ended with ``stop`` or ``length`` are scored, each as soon as it ends.
+- Only streams that ended with ``stop`` or ``length`` are scored, each as soon as it ends; what judges a whole group is
+  asked once every member has ended.
 - A stream whose engine dies or stalls goes on with another one, behind the tokens that it has: they keep their
   versions and log-probabilities, and what follows is sampled given them, so no length is favoured.
 - A bug, or the end of all engines, is no outcome: it is reported to ``FirstFailure`` and ends the run.
@@ -31,6 +32,7 @@ from prl.errors import EngineDeadError, EngineError, EngineStalledError
 from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
 from prl.ledger import Member, Sampled, completion_of
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
+from prl.waits import Wait, loop, waiting
 
 MAX_DEATHS, MAX_STALLS = 8, 1
 """Engines that may die, or stall, under one stream before it is given up."""
@@ -56,6 +58,19 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
 
 Outcome = Done | Dropped
 Judged = tuple[Completion, Score] | Dropped
+
+
+ScoreGroup = Callable[[list[Completion], list[Score], Prompt], Awaitable[list[Verdict]]]
+
+
+def _judged(completion: Completion, verdict: Verdict) -> Judged:
+    match verdict:
+        case Score():
+            return completion, verdict
+        case Abstained(reason=reason):
+            return Dropped(reason="abstained", message=reason)
+        case ScoringFailed(reason=reason, message=message):
+            return Dropped(reason=reason, message=message)
 
 
 def stream_seed(*key: int) -> int:
@@ -87,12 +102,19 @@ class Rollout:
         seed: int | None = None,
         record: Callable[[Sampled], None] = lambda _: None,
         deadlines: Deadlines | None = None,
+        score_group: ScoreGroup | None = None,
     ) -> None:
-        """``record`` is told of every chunk of a training rollout; ``deadlines`` are held while no stream can go on."""
+        """``record`` is told of every chunk of a training rollout; ``deadlines`` are held while no stream can go on.
+
+        ``score_group`` gives the members that have a score their last verdict, all together.
+        """
+        self._score_group = score_group
         self._record, self._deadlines = record, deadlines or Deadlines()
         self._streams, self._score, self.decode = streams, score, decode
         self._decoding, self._group_size, self._timeout_s = decoding, group_size, timeout_s
         self._failure, self._seed = failure, seed
+        self.under_way: dict[int, Wait | None] = {}
+        """What each rollout waits for, by its prompt's id."""
         self.num_moved = 0
         """Streams that went on with another engine."""
         self.members_dropped: Counter[str] = Counter()
@@ -111,14 +133,28 @@ class Rollout:
             so_far: what is known of its members, by index.
             stream_ended: called once for each member, when it needs no engine any more.
         """
+        with loop(f"group {prompt.id}") as self.under_way[prompt.id]:
+            try:
+                return await self._roll_out(prompt, so_far, stream_ended)
+            finally:
+                del self.under_way[prompt.id]
+
+    async def _roll_out(
+        self, prompt: Prompt, so_far: Mapping[int, Member], stream_ended: Callable[[], None]
+    ) -> Outcome:
         members: list[Judged] = []
         try:
-            async with self._deadlines.timeout(self._timeout_s), asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._guarded_member(prompt, index, so_far.get(index, Member()), stream_ended))
-                    for index in range(self._group_size)
-                ]
-            members = [task.result() for task in tasks]
+            async with self._deadlines.timeout(self._timeout_s):
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(
+                            self._guarded_member(prompt, index, so_far.get(index, Member()), stream_ended)
+                        )
+                        for index in range(self._group_size)
+                    ]
+                members = [task.result() for task in tasks]
+                if self._score_group is not None:
+                    members = await self._guarded_group(prompt, members, self._score_group)
         except TimeoutError:
             return self._drop("timeout", f"prompt {prompt.id}: pipeline.rollout_timeout_s = {self._timeout_s:g} passed")
         return self._assemble(prompt, members)
@@ -148,10 +184,11 @@ class Rollout:
         self, prompt: Prompt, index: int, so_far: Member, stream_ended: Callable[[], None]
     ) -> Judged:
         """One member; a failure that must end the run is reported at once and not raised into the task group."""
-        with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
+        what = f"the rollout of prompt {prompt.id}"
+        with failures_to(self._failure.set, what), waiting(f"member {index}", aside=True):
             sampled = await self._sampled(prompt, index, so_far)
             stream_ended()
-            return sampled if isinstance(sampled, Dropped) else await self._judged(sampled, prompt)
+            return sampled if isinstance(sampled, Dropped) else _judged(sampled, await self._score(sampled, prompt))
         return Dropped(reason="error", message="it ends the run")
 
     async def _sampled(self, prompt: Prompt, index: int, so_far: Member) -> Completion | Dropped:
@@ -164,14 +201,16 @@ class Rollout:
                 break
         return sampled
 
-    async def _judged(self, sampled: Completion, prompt: Prompt) -> Judged:
-        match await self._score(sampled, prompt):
-            case Score() as score:
-                return sampled, score
-            case Abstained(reason=reason):
-                return Dropped(reason="abstained", message=reason)
-            case ScoringFailed(reason=reason, message=message):
-                return Dropped(reason=reason, message=message)
+    async def _guarded_group(self, prompt: Prompt, members: list[Judged], score_group: ScoreGroup) -> list[Judged]:
+        """The members with what is judged of all that have a score; a bug is reported as one of a member is."""
+        scored = [member for member in members if not isinstance(member, Dropped)]
+        if not scored:
+            return members
+        with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
+            verdicts = await score_group([done for done, _ in scored], [score for _, score in scored], prompt)
+            judged = iter([_judged(done, verdict) for (done, _), verdict in zip(scored, verdicts, strict=True)])
+            return [member if isinstance(member, Dropped) else next(judged) for member in members]
+        return [Dropped(reason="error", message="it ends the run")] * len(members)
 
     def _record_chunk(self, prompt_id: int, index: int, attempt: int, chunk: TokenChunk) -> None:
         self._record(Sampled(prompt_id=prompt_id, member=index, attempt=attempt, chunk=chunk))

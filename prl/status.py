@@ -43,7 +43,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     trainer: TrainerStatus | None
     slots: BufferStatistics | None
     """How many prompts are under way, finished, taken."""
-    why: str | None
+    why: str
     """Who waits for whom, as a chain."""
 
 

@@ -29,6 +29,7 @@ from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
+from prl.waits import waiting
 
 STANDS_STILL = 0.1
 """Less than this part of how far the trainer's log-probabilities moved is no movement; less than this part of the
@@ -123,13 +124,18 @@ class WeightSync:
             raise WeightSyncError(f"{self._under_way} was interrupted, so the engines' weights are unknown; restart")
         self._under_way = f"the update to version {version}"
         while True:
+            what = f"weight update to version {version}"
             try:
-                await self._join()
-                report = await self._attempt(version)
+                with waiting(what, "engines and trainer are joined"):
+                    await self._join()
+                with waiting(what, limit_s=self._timeout_s):
+                    report = await self._attempt(version)
                 break
             except PrlError as error:
                 failed = error
-            if not await self._mend(version):
+            with waiting(what, "it failed, and who failed it is mended"):
+                is_mended = await self._mend(version)
+            if not is_mended:
                 raise_as_it_was(failed)
         self._under_way = None
         self.version = version

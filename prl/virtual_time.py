@@ -21,12 +21,11 @@ import asyncio
 import itertools
 import selectors
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
+from prl.stacks import places
+
 T = TypeVar("T")
-_FRAMES = ("cr_frame", "ag_frame", "gi_frame")
-_AWAITED = ("cr_await", "ag_await", "gi_yieldfrom")
 
 
 class DeadlockError(RuntimeError):
@@ -114,20 +113,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _deadlocked(self) -> DeadlockError:
         waiting = sorted(asyncio.all_tasks(self), key=hash)
-        places = "".join(f"\n  {task.get_name()} waits at {_place(task)}" for task in waiting)
-        return DeadlockError(f"deadlock at virtual time {self.time():g} s: nothing is ready, no timer is set{places}")
-
-
-def _place(task: asyncio.Task[Any]) -> str:
-    """Where a suspended task waits, outermost coroutine first."""
-    places = []
-    awaited: Any = task.get_coro()
-    while awaited is not None:
-        frame = next((getattr(awaited, name) for name in _FRAMES if getattr(awaited, name, None)), None)
-        if frame is not None:
-            places.append(f"{frame.f_code.co_qualname} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})")
-        awaited = next((getattr(awaited, name) for name in _AWAITED if getattr(awaited, name, None)), None)
-    return " > ".join(places) or "no coroutine"
+        where = {task.get_name(): " > ".join(places(task)) or "no coroutine" for task in waiting}
+        listed = "".join(f"\n  {name} waits at {place}" for name, place in where.items())
+        return DeadlockError(f"deadlock at virtual time {self.time():g} s: nothing is ready, no timer is set{listed}")
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -59,3 +60,9 @@ async def bug(completion: Completion, prompt: Prompt) -> float:
 async def down(completion: Completion, prompt: Prompt) -> float:
     """A service that is not there."""
     raise RewardError("the judge at judge.example is down")
+
+
+async def never(completion: Completion, prompt: Prompt) -> float:
+    """A service that takes the question and says nothing."""
+    await asyncio.get_running_loop().create_future()
+    return 0.0

@@ -165,6 +165,7 @@ def test_a_report_by_hand() -> None:
         "reward_retries": 4,
         "loop_lag_ms": 4.0,
         "dropped": {"timeout": 8},
+        "rewards": {},
     }
 
 

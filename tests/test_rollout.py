@@ -305,6 +305,32 @@ async def test_what_is_not_scored_leaves_the_group(verdict: Verdict, reason: str
 
 
 @in_virtual_time
+async def test_a_group_is_judged_once_all_its_members_are_scored() -> None:
+    """What judges groups sees the members that have a score, in their order, and decides on each of them."""
+    seen: list[int] = []
+
+    async def judge(completions: list[Completion], scores: list[Score], prompt: Prompt) -> list[Verdict]:
+        seen.extend(len(completion.token_ids) for completion in completions)
+        return [Abstained(reason="rank"), *(Score(reward=10 * score.reward) for score in scores[1:])]
+
+    streams = Streams(GOOD, (chunk(1, finish="stop"),), (chunk(1, finish="abort"),), (chunk(1, 2, 3, finish="stop"),))
+    rollout = Rollout(
+        streams,
+        by_length,
+        str,
+        decoding=DECODING,
+        group_size=3,
+        timeout_s=TIMEOUT_S,
+        failure=FirstFailure(),
+        score_group=judge,
+    )
+    group = group_of(await rollout(make_prompt()))
+    assert sorted(seen) == [1, 2, 3]
+    assert [score.reward for score in group.scores] == [10.0 * len(done.token_ids) for done in group.completions]
+    assert rollout.members_dropped == Counter({"abstained": 1})
+
+
+@in_virtual_time
 async def test_a_group_that_comes_to_nothing_names_its_commonest_reason() -> None:
     """The reason of a dropped group is that of most of its members, with one example."""
 

@@ -74,9 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config, arguments.set)
     before_data(config)
-    fields = Scorer(config.rewards).required_fields if config.rewards else []
+    scorer = Scorer(config.rewards) if config.rewards else None
+    needed = (scorer.required_fields, scorer.check_row) if scorer else ()
     tokenizer = Tokenizer.load(resolve_model(config.model))
-    found = report(config, tokenizer, open_source(config, tokenizer, fields), arguments.num)
+    found = report(config, tokenizer, open_source(config, tokenizer, *needed), arguments.num)
     if arguments.json:
         print(msgspec.json.encode(found).decode())  # noqa: T201
         return OK

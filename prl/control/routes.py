@@ -21,9 +21,17 @@ class Run(Protocol):
         """Each engine, as a struct."""
         ...
 
+    def why(self) -> Any:
+        """Who waits for whom, as a struct."""
+        ...
+
+    async def dump_stacks(self) -> str:
+        """Write where every process is to a file; says to which."""
+        ...
+
 
 def routes_of(run: Run) -> list[Route]:
-    """``GET /status`` and ``GET /engines``."""
+    """``GET /status``, ``/engines`` and ``/why``; ``POST /stacks``."""
 
     async def status(_: web.Request) -> Any:
         return run.status()
@@ -31,4 +39,15 @@ def routes_of(run: Run) -> list[Route]:
     async def engines(_: web.Request) -> Any:
         return run.engines()
 
-    return [Route("GET", "/status", status), Route("GET", "/engines", engines)]
+    async def why(_: web.Request) -> Any:
+        return run.why()
+
+    async def stacks(_: web.Request) -> Any:
+        return {"stacks": await run.dump_stacks()}
+
+    return [
+        Route("GET", "/status", status),
+        Route("GET", "/engines", engines),
+        Route("GET", "/why", why),
+        Route("POST", "/stacks", stacks),
+    ]

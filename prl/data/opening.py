@@ -58,15 +58,13 @@ def name_of(source: SourceTable) -> str:
     return str(source.path)
 
 
-def own_held_out(
-    config: Config, sources: Sequence[tuple[str, SourceConfig]], required_fields: Sequence[str]
-) -> _FileRows | None:
+def own_held_out(config: Config, sources: Sequence[tuple[str, SourceConfig]], needs: Needs) -> _FileRows | None:
     """What ``eval.path`` or ``eval.split`` names."""
     if not config.eval.num_samples or (config.eval.path is None and config.eval.split is None):
         return None
     if config.eval.path is None:
         _, source = sources[0]
-        return _read(config, msgspec.structs.replace(source, split=config.eval.split), required_fields)
+        return _read(msgspec.structs.replace(source, split=config.eval.split), needs)
     path = Path(config.eval.path)
     kind: SourceKind = "dataset" if path.is_dir() else _KIND_BY_ENDING.get(path.suffix, "jsonl")
     source = SourceConfig(
@@ -76,21 +74,21 @@ def own_held_out(
         columns=config.data.columns,
         answer_after=config.data.answer_after,
     )
-    return _read(config, source, required_fields)
+    return _read(source, needs)
 
 
-def open_one(config: Config, key: str, source: SourceConfig, required: Sequence[str], num_eval: int) -> Opened:
+def open_one(config: Config, key: str, source: SourceConfig, needs: Needs, num_eval: int) -> Opened:
     """One source, ``num_eval`` of its rows (or problems of their own) held out. Raises as ``open_source`` does."""
     name = name_of(source)
     if source.source == "reasoning_gym":
-        return _open_gym(config, key, source, required, num_eval)
+        return _open_gym(config, key, source, needs, num_eval)
     if source.source in GENERATORS:
         kind, level, seed = source.source, source.level, config.seed
         train = Problems(kind, "train", level=level, seed=seed, num_rows=source.num_prompts)
         held_out = Problems(kind, "eval", level=level, seed=seed, num_rows=num_eval)
-        _check_fields(source, train, required)
+        _check_fields(source, train, needs)
         return Opened(key=key, name=name, train=train, held_out=held_out, weight=source.weight, is_generated=True)
-    rows = _read(config, source, required)
+    rows = _read(source, needs)
     num_train = len(rows) - min(num_eval, len(rows) // HELD_OUT_SHARE)
     kept = _kept(config, rows, num_train)
     if not kept:
@@ -107,13 +105,13 @@ def open_one(config: Config, key: str, source: SourceConfig, required: Sequence[
     )
 
 
-def _open_gym(config: Config, key: str, source: SourceConfig, required: Sequence[str], num_eval: int) -> Opened:
+def _open_gym(config: Config, key: str, source: SourceConfig, needs: Needs, num_eval: int) -> Opened:
     if source.task is None:
         raise ConfigError(f"{key}.source = 'reasoning_gym' needs {key}.task, such as 'chain_sum'")
     end = source.num_prompts + num_eval
     train = GymRows(source.task, source.options, range(source.num_prompts), seed=config.seed)
     held_out = GymRows(source.task, source.options, range(source.num_prompts, end), seed=config.seed)
-    _check_fields(source, train, required)
+    _check_fields(source, train, needs)
     return Opened(
         key=key,
         name=name_of(source),
@@ -125,8 +123,8 @@ def _open_gym(config: Config, key: str, source: SourceConfig, required: Sequence
     )
 
 
-def _check_fields(source: SourceTable, table: Table, required: Sequence[str]) -> None:
-    missing = [field for field in required if field not in table[0]]
+def _check_fields(source: SourceTable, table: Table, needs: Needs) -> None:
+    missing = [field for field in needs.required_fields if field not in table[0]]
     if missing:
         raise ConfigError(f"a reward needs the field {missing[0]!r}, which {source.source} prompts do not have")
 
@@ -141,16 +139,11 @@ def _kept(config: Config, rows: Table, num_train: int) -> list[int]:
     return [index for index, rate in rates if rate is not None and low <= rate <= high]
 
 
-def _read(config: Config, source: SourceTable, required: Sequence[str]) -> _FileRows:
+def _read(source: SourceTable, needs: Needs) -> _FileRows:
     """Every row of what somebody else wrote."""
     if source.path is None:
         raise ConfigError(f"data.source = {source.source!r} needs data.path, what to read")
-    needs = Needs(
-        required_fields=tuple(required),
-        columns=source.columns,
-        answer_after=source.answer_after,
-        skip_bad_rows=config.data.skip_bad_rows,
-    )
+    needs = msgspec.structs.replace(needs, columns=source.columns, answer_after=source.answer_after)
     if source.source == "dataset":
         return read_dataset(source.path, needs, subset=source.subset, split=source.split)
     if source.source == "parquet":

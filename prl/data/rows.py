@@ -26,6 +26,8 @@ from prl.plugins import nearest
 Text = Annotated[str, Meta(pattern=r"\S")]
 """A string with something in it."""
 Fields = dict[str, Any]
+CheckRow = Callable[[Mapping[str, Any]], str | None]
+"""What makes a row useless to a reward, if anything does."""
 
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -71,6 +73,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     """Field to column, see ``data.columns``."""
     answer_after: str | None = None
     skip_bad_rows: bool = False
+    check_row: CheckRow | None = None
 
     def renamed(self, row: Fields) -> Fields:
         """The fields of a row as it is in the file. Raises DataError, without a place, where a column is missing."""
@@ -158,6 +161,8 @@ class Judge:
         for field in self.needs.required_fields:
             if fields.get(field) is None:
                 raise DataError(f"{self.needs.named(field)} is missing, and a reward needs it")
+        if self.needs.check_row is not None and (problem := self.needs.check_row(fields)):
+            raise DataError(problem)
         if row.id is not UNSET and (before := self._ids.setdefault(row.id, where)) != where:
             raise DataError(f"{self.needs.named('id')}: {row.id!r} is the id of {before} too")
         return fields

@@ -16,9 +16,12 @@ from typing import Any, NoReturn
 
 from prl.errors import EngineError, EngineStalledError
 from prl.types import TokenChunk
+from prl.waits import Lasting, waiting
 
 CLOSE_TIMEOUT_S = 20.0
 """Longest wait for an engine to free a stream."""
+NO_TOKEN, PAUSED = "no token", "paused, as all engines are"
+"""What a stream waits for."""
 
 
 class Wait:
@@ -49,6 +52,10 @@ class TokenDeadlines:
         self._started_at = 0.0
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
+
+    def owed(self) -> str:
+        """What a stream waits for now."""
+        return PAUSED if self._stopped else NO_TOKEN
 
     def stop(self) -> None:
         """The engines pause: no wait ends."""
@@ -110,7 +117,7 @@ class GuardedStream:
         self, engine: str, chunks: AsyncGenerator[TokenChunk, None], *, max_tokens: int, deadlines: TokenDeadlines
     ) -> None:
         self._engine, self._chunks, self._deadlines = engine, chunks, deadlines
-        self._wait = Wait(engine)
+        self._wait, self._stated = Wait(engine), Lasting(engine, deadlines.owed)
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._version: int | None = None
@@ -138,6 +145,7 @@ class GuardedStream:
         """What the engine gives next, or None at the end of its stream."""
         chunk, cancelled = None, None
         self._deadlines.begin(self._wait)
+        self._stated.moved(self._wait.since)
         try:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
@@ -155,9 +163,11 @@ class GuardedStream:
 
     async def close(self) -> None:
         """Make the engine free the stream; one that cannot be freed does not hold up its consumer for ever."""
+        self._stated.end()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S) as wait:
-                await self._chunks.aclose()
+                with waiting(self._engine, "a stream to be freed", limit_s=CLOSE_TIMEOUT_S):
+                    await self._chunks.aclose()
         except TimeoutError:
             if not wait.expired():
                 raise

@@ -33,6 +33,7 @@ from prl.engines.host_protocol import (
 )
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.process import Child, tail
+from prl.waits import waiting
 from prl.wire import Channel, WireClosedError, WireError
 
 _LOOPBACK = "127.0.0.1"
@@ -103,7 +104,9 @@ class Link:
         self._server.close()
         self.check_alive()
 
-    async def call(self, request: Request, timeout_s: float, error: type[PrlError] | None = None) -> Reply:
+    async def call(
+        self, request: Request, timeout_s: float, error: type[PrlError] | None = None, *, doing: str = ""
+    ) -> Reply:
         """Ask the host and wait for its answer.
 
         Args:
@@ -111,6 +114,7 @@ class Link:
             timeout_s: longest wait for the answer.
             error: what is raised for a request that failed or is late. None: an ``EngineError`` for one that failed,
                 and a host that is late is killed, for then nobody knows what state it is in.
+            doing: what the host does meanwhile, in people's words; absent: the request's name.
         """
         self.check_alive()
         number = next(self._ids)
@@ -119,8 +123,9 @@ class Link:
         what = f"{self._name} did not answer {type(request).__name__.lower()!r} within {timeout_s:g} s"
         try:
             async with asyncio.timeout(timeout_s):
-                await self.send(Call(id=number, request=request))
-                reply = await future
+                with waiting(self._name, doing or type(request).__name__.lower(), limit_s=timeout_s):
+                    await self.send(Call(id=number, request=request))
+                    reply = await future
         except TimeoutError:
             if error is not None:
                 raise error(what) from None

@@ -7,6 +7,7 @@ import socket
 import sys
 from typing import NoReturn
 
+from prl import stacks
 from prl.engines.host_protocol import ADDRESS_VARIABLE, TOKEN_VARIABLE, FromController, Hello
 from prl.process import die_with_parent
 from prl.wire import BlockingChannel
@@ -17,6 +18,7 @@ _CONNECT_TIMEOUT_S = 30.0
 def connect_back() -> tuple[socket.socket, BlockingChannel[FromController]]:
     """Die with the parent from now on, connect to it and say who this is."""
     die_with_parent()
+    stacks.answer_requests()
     address, _, port = os.environ[ADDRESS_VARIABLE].rpartition(":")
     sock = socket.create_connection((address, int(port)), timeout=_CONNECT_TIMEOUT_S)
     sock.settimeout(None)

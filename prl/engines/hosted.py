@@ -19,6 +19,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from prl.config import EngineConfig
 from prl.engines.base import Decoding, EngineStatistics
@@ -42,6 +43,7 @@ from prl.engines.meter import Meter
 from prl.errors import EngineDeadError, EngineError, WeightSyncError
 from prl.process import tail
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
+from prl.waits import waiting
 
 _REPLY_MARGIN_S = 5.0
 """The host's own deadline is the better told one, so the wait for its answer is this much longer."""
@@ -57,6 +59,9 @@ class HostedEngine:
         start: the first request.
         log_dir: where its log is written.
     """
+
+    library: ClassVar[str] = "the host"
+    """What samples there, as people call it."""
 
     def __init__(self, *, name: str, module: str, environment: Mapping[str, str], start: Start, log_dir: Path) -> None:
         self.name = name
@@ -95,8 +100,10 @@ class HostedEngine:
         timeout_s = self._config.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await self._link.start()
-                reply = await self._link.call(self._start, timeout_s, EngineError)
+                with waiting(self.name, "its process starts", limit_s=timeout_s):
+                    await self._link.start()
+                loads = f"{self.library} loads the model"
+                reply = await self._link.call(self._start, timeout_s, EngineError, doing=loads)
         except TimeoutError:
             await self.close()
             raise EngineError(

@@ -22,15 +22,17 @@ from typing import TypeVar
 
 import msgspec
 
+from prl.chain import Waiting, leaves
 from prl.config import EngineConfig
 from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
-from prl.engines.guarded_stream import GuardedStream, TokenDeadlines
+from prl.engines.guarded_stream import NO_TOKEN, GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
 from prl.engines.seats import ANSWER_MARGIN_S, EngineStatus, Seat, Seats
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
+from prl.waits import waiting
 
 FAILURE_GRACE_S = 0.5
 """After one engine failed, how long the others have to fail too and be named, before they are cancelled."""
@@ -238,6 +240,19 @@ class EnginePool:
         self._note_progress()
         return weeded
 
+    def give_up_silent(self, stalled: Waiting, why: str) -> list[str]:
+        """Give up the engines that owe a token to what ``stalled`` waits for, where others can be started.
+
+        Their streams go on elsewhere. Returns their names.
+        """
+        if self.seats.remake is None:
+            return []
+        owing = {leaf.who for leaf in leaves(stalled) if leaf.what == NO_TOKEN}
+        silent = [seat for seat in self.seats.all if seat.serves and seat.engine.name in owing]
+        for seat in silent:
+            self.seats.give_up(seat, f"{seat.engine.name} {why}")
+        return [seat.engine.name for seat in silent]
+
     def _note_progress(self) -> None:
         """Who waits for the engines to resume has reason to wait on."""
         self._progress_at = asyncio.get_running_loop().time()
@@ -279,7 +294,8 @@ class EnginePool:
 
         async def one(engine: Engine) -> None:
             try:
-                results[engine.name] = await work(engine)
+                with waiting(engine.name, call):
+                    results[engine.name] = await work(engine)
             except Exception as error:  # noqa: BLE001 - raised below, together with the other engines' failures
                 failures[engine.name] = error
                 asyncio.get_running_loop().call_later(FAILURE_GRACE_S, cancel_all)
@@ -312,7 +328,8 @@ class EnginePool:
         since = asyncio.get_running_loop().time()
         try:
             async with self.deadlines.timeout(self._gate_timeout_s):
-                await self._gate.wait()
+                with waiting("the engines", "stand still for new weights", limit_s=self._gate_timeout_s):
+                    await self._gate.wait()
         except TimeoutError:
             if self._progress_at > since or (self.seats.remake is not None and not self.seats.there()):
                 return

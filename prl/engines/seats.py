@@ -29,6 +29,7 @@ from prl.engines.base import Engine, EngineStatistics
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
+from prl.waits import Wait, waiting
 
 START_MARGIN_S = 10.0
 """An engine that keeps its own start deadline says more about why, so it is given the time to."""
@@ -143,6 +144,8 @@ class Seats:
         """Engines that were started in place of one that was lost."""
         self.answer_timeout_s = ANSWER_MARGIN_S
         """After a failed update, how long an engine may take to answer before it is given up."""
+        self.restarts: dict[int, Wait | None] = {}
+        """Restarts under way, by seat."""
         self.changed = asyncio.Event()
         """Set, and replaced, when an engine is lost, is ready, or has loaded."""
         self.deadlines = Deadlines()
@@ -201,7 +204,8 @@ class Seats:
         async def check(seat: Seat) -> None:
             try:
                 async with asyncio.timeout(limit_s):
-                    await seat.engine.pause()
+                    with waiting(seat.engine.name, "an answer after the failed update", limit_s=limit_s):
+                        await seat.engine.pause()
             except TimeoutError:
                 self.give_up(seat, f"{seat.engine.name} did not answer for {limit_s:g} s after a weight update failed")
             except EngineError as error:
@@ -250,8 +254,10 @@ class Seats:
     async def open(self, engine: Engine) -> None:
         """Start one engine. Raises EngineError, in time."""
         try:
-            async with asyncio.timeout(self._config.start_timeout_s + START_MARGIN_S) as deadline:
-                await engine.open()
+            limit_s = self._config.start_timeout_s + START_MARGIN_S
+            async with asyncio.timeout(limit_s) as deadline:
+                with waiting(engine.name, "starts", limit_s=limit_s):
+                    await engine.open()
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -285,7 +291,10 @@ class Seats:
             self.give_up(seat, await _end_of(seat))
             if self.remake is None:
                 return
-            if not await self._start_again(seat, self.remake, seat.why):
+            with waiting(seat.engine.name, "is started again") as self.restarts[seat.index]:
+                is_open = await self._start_again(seat, self.remake, seat.why)
+            self.restarts[seat.index] = None
+            if not is_open:
                 return
             self.num_restarts += 1
             seat.num_restarts += 1
@@ -304,7 +313,8 @@ class Seats:
             pause_s = min(FIRST_BACK_OFF_S * 2**seat.num_attempts, LAST_BACK_OFF_S)
             log.warning("an engine is lost: it is started again", engine=name, attempt=attempt, in_s=pause_s, why=why)
             await _close(seat.engine)
-            await asyncio.sleep(pause_s)
+            with waiting(name, f"pauses before attempt {attempt}", limit_s=pause_s):
+                await asyncio.sleep(pause_s)
             seat.num_attempts = attempt
             seat.replace(remake(seat.index))
             try:
@@ -362,7 +372,8 @@ class Seats:
         limit_s = self._config.recovery_timeout_s
         try:
             async with self.deadlines.timeout(limit_s):
-                await self._until(condition)
+                with waiting("the engines", f"wait for {what}", limit_s=limit_s, on=self.restarts.values):
+                    await self._until(condition)
         except TimeoutError:
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"
             raise EngineDeadError(f"waited {limit} for {what}: {self._losses()}") from None
@@ -375,7 +386,8 @@ def _now() -> float:
 async def _close(engine: Engine) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await engine.close()
+            with waiting(engine.name, "closes", limit_s=CLOSE_TIMEOUT_S):
+                await engine.close()
     except Exception as error:  # noqa: BLE001 - raised, it would stand in for the error that ends the run
         log.warning("an engine did not close", engine=engine.name, error=repr(error))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 from prl.config import EngineConfig
 from prl.engines.host_protocol import Start
@@ -30,6 +31,8 @@ class TransformersEngine(HostedEngine):
         seed: of the run; engines of one run differ by their index.
         log_dir: where ``engine-<index>.log`` is written.
     """
+
+    library: ClassVar[str] = "transformers"
 
     def __init__(self, *, index: int, model: str, config: EngineConfig, seed: int, log_dir: Path) -> None:
         cores = os.cpu_count() or 1

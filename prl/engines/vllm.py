@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from pathlib import Path
+from typing import ClassVar
 
 from prl.config import EngineConfig
 from prl.engines.host_protocol import Start
@@ -42,6 +43,8 @@ class VllmEngine(HostedEngine):
         devices: GPU indices; None: the first ``tensor_parallel_size`` after those of the engines before.
         host: the module that the host process runs.
     """
+
+    library: ClassVar[str] = "vLLM"
 
     def __init__(
         self,

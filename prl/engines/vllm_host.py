@@ -19,6 +19,7 @@ from typing import Any
 import uvloop
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from prl import stacks
 from prl.engines.gloo_transfer import HOST
 from prl.engines.host_protocol import Call, FromController, Start
 from prl.engines.host_side import connect_back, end_process
@@ -41,6 +42,7 @@ def start_core(start: Start, sock: socket.socket) -> Any:
 
     def after_fork() -> None:
         die_with_parent(parent)
+        stacks.answer_requests("core")
         sock.close()
 
     os.register_at_fork(before=before_fork, after_in_child=after_fork)

@@ -3,8 +3,12 @@ r"""The final answer of a completion, found by linear scans.
 The answer is what the text states last: the content of the last ``\boxed{...}``, or the rest of the sentence after the
 last "answer is", "answer:" or "####", whichever stands later. Where neither occurs it is the last number.
 
-- Thinking is no answer: only text after ``</think>`` counts, there is at most one such block, and a block that is never
-  closed (opened by the completion, or by the chat template at the end of the prompt) means there is no answer.
+- Thinking is no answer: only text after ``</think>`` (or ``thinking``, ``thought``, ``reasoning``) counts, there is at
+  most one such block, and a block that is never closed (opened by the completion, or by the chat template at the end of
+  the prompt) means there is no answer.
+- Boxes with nothing but ``and``, ``or``, commas and spaces between them are one answer, a list: who boxes every number
+  has not answered. Boxes with other words between them are corrections, and the last one counts (``boxes = "last"``:
+  always). What is offered right behind the answer (``or maybe 8``) belongs to it.
 - A last box that is never closed means there is no answer: nothing else in the text stands in for it.
 - Only the last ``TAIL_CHARS`` characters are searched, so that no text can take long.
 """
@@ -12,6 +16,7 @@ last "answer is", "answer:" or "####", whichever stands later. Where neither occ
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import Literal
 
 from prl.types import Completion, Prompt
@@ -21,16 +26,28 @@ TAIL_CHARS = 10_000
 Extract = Literal["auto", "boxed", "number", "text"]
 """How an answer is found: by the rule above, in a box only, the last number only, or the whole (not too long) text."""
 
-_OPEN, _CLOSE = "<think>", "</think>"
+Boxes = Literal["list", "last"]
+"""What several boxes side by side are."""
+
+_THINKING = re.compile(r"<(/?)(?:think|thinking|thought|reasoning)>")
 _BOX = re.compile(r"\\boxed\s*\{")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_BETWEEN = re.compile(r"(?:[\s,;$&*]|\\[,;! ]|\\quad|\\(?:text\s*\{\s*)?|\b(?:and|or)\b|\})*")
+_OFFERED = re.compile(
+    r"[\s,;.$(*]*(?:\\text\s*\{\s*)?\(?((?:or|maybe|perhaps|possibly|alternatively|otherwise)\b[^\n]{0,80})",
+    re.IGNORECASE,
+)
+MAX_BETWEEN_CHARS = 40
+"""Boxes that are further apart are not side by side."""
 _STATEMENT = re.compile(r"\banswer(?:\s+is\b|\s?[*_]{0,3}\s?[:=])|####", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|\.(?=\s|$)")
 _NUMBER = re.compile(r"[-\u2212]?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 _DECORATION = " \t*_$:="
 
 
-def final_answer(completion: Completion, prompt: Prompt, extract: Extract = "auto") -> str | None:
+def final_answer(
+    completion: Completion, prompt: Prompt, extract: Extract = "auto", boxes: Boxes = "list"
+) -> str | None:
     """What the completion states as its answer, or None. The prompt only tells whether it opened the thinking."""
     text = after_thinking(completion.text, opened=opens_thinking(prompt))
     if text is None:
@@ -40,39 +57,66 @@ def final_answer(completion: Completion, prompt: Prompt, extract: Extract = "aut
     text = text[-TAIL_CHARS:]
     if extract == "number":
         return _last_number(text)
-    box = None
-    for box in _BOX.finditer(text):  # noqa: B007  (only the last one is wanted)
-        pass
-    if box is None:
+    if _BOX.search(text) is None:
         return None if extract == "boxed" else _last_statement(text) or _last_number(text)
-    end = _closing_brace(text, box.end())
-    if end is None:
+    spans = _boxes(text)
+    if not spans:
         return None
+    end = spans[-1][1]
     stated = _last_statement(text[end:]) if extract == "auto" else None
-    return stated or text[box.end() : end].strip()
+    return stated or _boxed(text, spans, boxes)
+
+
+def _boxed(text: str, spans: list[tuple[int, int]], boxes: Boxes) -> str:
+    """The content of the last box, with those beside it and what is offered behind it."""
+    contents = [text[slice(*spans[-1])].strip()]
+    if boxes == "list":
+        for (_, end), (start, _) in zip(reversed(spans[:-1]), reversed(spans[1:]), strict=True):
+            between = text[end + 1 : text.rindex("\\boxed", 0, start)]
+            if len(between) > MAX_BETWEEN_CHARS or not _BETWEEN.fullmatch(between):
+                break
+            contents.insert(0, text[slice(*spans[-1 - len(contents)])].strip())
+        contents = list(dict.fromkeys(contents))
+    offered = _OFFERED.match(text, spans[-1][1] + 1)
+    if offered is not None and any(char.isdigit() for char in offered.group(1)):
+        contents.append(offered.group(1).strip(" $.*"))
+    return ", ".join(contents)
 
 
 def opens_thinking(prompt: Prompt) -> bool:
     """Whether the chat template has begun the thinking, so that the completion goes on with it."""
-    return prompt.text.rfind(_OPEN) > prompt.text.rfind(_CLOSE)
+    tags = _THINKING.findall(prompt.text)
+    return bool(tags) and tags[-1] == ""
 
 
 def after_thinking(text: str, *, opened: bool) -> str | None:
     """The text behind its one thinking block, or all of it; None where the thinking is not over, or there are two."""
-    num_opened, num_closed = text.count(_OPEN) + opened, text.count(_CLOSE)
-    if num_opened != num_closed or num_opened > 1:
+    tags = list(islice(_THINKING.finditer(text), 3))  # a third is one too many, whatever it is
+    num_closed = sum(1 for tag in tags if tag.group(1))
+    num_opened = len(tags) - num_closed + opened
+    if num_opened != num_closed or num_opened > 1 or len(tags) > 2:  # noqa: PLR2004
         return None
-    return text[text.rfind(_CLOSE) + len(_CLOSE) :] if num_closed else text
+    return text[tags[-1].end() :] if num_closed else text
 
 
-def _closing_brace(text: str, start: int) -> int | None:
-    """Where the brace that was opened just before ``start`` closes; an escaped brace is none."""
-    depth = 1
-    for token in _BRACE.finditer(text, start):
-        depth += {"{": 1, "}": -1}.get(token.group(), 0)
-        if depth == 0:
-            return token.start()
-    return None
+def _boxes(text: str) -> list[tuple[int, int]]:
+    """Where the content of each closed box begins and ends, in order; none where the last box never closes.
+
+    A box in a box is the inner one. An escaped brace is none.
+    """
+    found: list[tuple[int, int]] = []
+    opened: list[int | None] = []  # where a box's content begins; None for another brace
+    last = -1
+    for token in _BRACE.finditer(text):
+        match token.group()[-1], len(token.group()):
+            case "{", length if length != 2:  # noqa: PLR2004  (an escaped brace)
+                opened.append(token.end() if length > 1 else None)
+                last = token.end() if length > 1 else last
+            case "}", 1:
+                start = opened.pop() if opened else None
+                if start is not None and not (found and found[-1][0] > start):
+                    found.append((start, token.start()))
+    return found if found and found[-1][0] == last else []
 
 
 def _last_statement(text: str) -> str | None:

@@ -8,12 +8,12 @@ does not match, and is counted. The pattern is compiled once when the reward is 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from prl.errors import PluginError
+from prl.rewards.base import Judged
 from prl.rewards.pool import Exhausted, Limits, WorkerPool
 from prl.rewards.worker import Question
 from prl.types import Completion, Prompt
@@ -48,19 +48,13 @@ class Format:
         limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=512)
         self.pool = WorkerPool("prl.rewards.format_worker", num_workers, limits)
         self.open, self.close = self.pool.open, self.pool.close
-        self._counts: Counter[str] = Counter()
 
-    async def __call__(self, completion: Completion, prompt: Prompt) -> float | None:  # noqa: ARG002  (the protocol)
+    async def __call__(self, completion: Completion, prompt: Prompt) -> Judged:  # noqa: ARG002  (the protocol)
         """Match one completion. Raises RewardError when a worker dies."""
         if len(completion.text) > self._max_chars:
-            self._counts["text_too_long"] += 1
-            return 0.0
+            detail = f"the text has {len(completion.text)} characters, over max_chars = {self._max_chars}"
+            return Judged(value=0.0, reason="text_too_long", detail=detail)
         reply = await self.pool.ask(Question(text=completion.text, reference=self._reference))
         if isinstance(reply, Exhausted):
-            self._counts[reply.reason] += 1
-            return 0.0
-        return reply.value
-
-    def statistics(self) -> dict[str, float]:
-        """Texts by what kept them from being matched: ``text_too_long``, ``exhausted_cpu`` ..."""
-        return dict(self._counts)
+            return Judged(value=0.0, reason=reply.reason, detail="matching it took more than a limit")
+        return Judged(value=reply.value, reason="match" if reply.value else "no_match")

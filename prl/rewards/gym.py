@@ -8,7 +8,6 @@ wrong, with that reason.
 from __future__ import annotations
 
 import importlib.util
-from collections import Counter
 from typing import Annotated
 
 import msgspec
@@ -16,6 +15,7 @@ from msgspec import Meta
 
 from prl.data.gym_rows import FIELD
 from prl.errors import MissingExtraError
+from prl.rewards.base import Judged
 from prl.rewards.extract import Extract, after_thinking, final_answer, opens_thinking
 from prl.rewards.pool import Exhausted, Limits, WorkerPool
 from prl.rewards.worker import Question
@@ -47,24 +47,19 @@ class ReasoningGym:
         limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib)
         self.pool = WorkerPool("prl.rewards.gym_worker", num_workers, limits)
         self.open, self.close = self.pool.open, self.pool.close
-        self._counts: Counter[str] = Counter()
 
-    async def __call__(self, completion: Completion, prompt: Prompt) -> float | None:
+    async def __call__(self, completion: Completion, prompt: Prompt) -> Judged:
         """Judge one completion. Raises RewardError when a worker dies."""
         answer = self._answer(completion, prompt)
-        if answer is None or len(answer) > MAX_ANSWER_CHARS:
-            self._counts["no_answer" if answer is None else "answer_too_long"] += 1
-            return 0.0
+        if answer is None:
+            return Judged(value=0.0, reason="no_answer", detail="it states no answer, or its thinking is not over")
+        if len(answer) > MAX_ANSWER_CHARS:
+            return Judged(value=0.0, reason="answer_too_long", detail=f"{len(answer)} characters")
         reference = msgspec.json.encode(prompt.fields[FIELD]).decode()
         reply = await self.pool.ask(Question(text=answer, reference=reference))
         if isinstance(reply, Exhausted):
-            self._counts[reply.reason] += 1
-            return 0.0
-        return reply.value
-
-    def statistics(self) -> dict[str, float]:
-        """Answers by what kept them from being judged: ``no_answer``, ``exhausted_cpu`` ..."""
-        return dict(self._counts)
+            return Judged(value=0.0, reason=reply.reason, detail="judging it took more than a limit")
+        return Judged(value=reply.value, reason="judged", detail=f"answer {answer[:200]!r}")
 
     def _answer(self, completion: Completion, prompt: Prompt) -> str | None:
         text = after_thinking(completion.text, opened=opens_thinking(prompt))

@@ -1,27 +1,38 @@
-"""``math``: the final answer means the same as ``answer`` of the prompt, by math-verify in worker processes.
+"""``math``: the final answer means the same as ``answer`` of the prompt, judged by rules in worker processes.
 
-- Nothing of a completion is parsed in this process: symbolic mathematics on a model's text can hang, and even printing
-  its result can. A worker that exceeds its limits is killed and replaced (``pool.py``).
+- The rules are in ``verdict/``; what they cannot read (integrals, sums) goes to math-verify. Policies are options.
+- Nothing of a completion is parsed in this process: mathematics on a model's text can hang, and even printing its
+  result can. A worker that exceeds its limits is killed and replaced (``pool.py``).
 - An answer that exhausts a limit is wrong (0.0), counted by limit. A worker that dies of anything else has judged
-  nothing: RewardError. A right answer that cannot be read makes the reward abstain, never pay.
+  nothing: RewardError. A right answer that has no meaning makes the reward abstain, never pay; it is found when the
+  data is loaded, since every right answer is compared with itself there.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections import Counter
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from prl.errors import MissingExtraError
-from prl.rewards.extract import Extract, final_answer
+from prl.rewards.base import Judged
+from prl.rewards.extract import Boxes, Extract, final_answer
 from prl.rewards.pool import Exhausted, Limits, WorkerPool
-from prl.rewards.worker import Question
+from prl.rewards.verdict.policy import Policy
+from prl.rewards.verdict.text import MalformedError, clean, literal
+from prl.rewards.worker import Question, Reply
 from prl.types import Completion, Prompt
 
 MAX_ANSWER_CHARS = 5_000
 """A longer answer is wrong without being read."""
+_EXPLAINED = {
+    "exhausted_cpu": "judging it took more processor time than cpu_s",
+    "exhausted_wall": "judging it took longer than wall_s",
+    "exhausted_memory": "judging it took more memory than memory_mib",
+}
 
 
 class Math:
@@ -33,43 +44,70 @@ class Math:
         self,
         *,
         extract: Extract = "auto",
+        boxes: Boxes = "list",
+        relative_tolerance: Annotated[float, Meta(ge=0, lt=1)] = 1e-6,
+        percent: Literal["either", "value"] = "either",
+        units: Literal["if_stated", "required", "ignored"] = "if_stated",
+        bases: Literal["stated", "value"] = "stated",
         num_workers: Annotated[int, Meta(ge=1, le=256)] = 2,
-        cpu_s: Annotated[int, Meta(ge=1)] = 3,
-        wall_s: Annotated[float, Meta(gt=0)] = 8.0,
+        cpu_s: Annotated[int, Meta(ge=1)] = 2,
+        wall_s: Annotated[float, Meta(gt=0)] = 6.0,
         memory_mib: Annotated[int, Meta(ge=256)] = 1024,
     ) -> None:
-        """``extract`` as in ``extract.py``; the rest are the number of worker processes and the limits of each.
+        """``extract`` and ``boxes`` as in ``extract.py``, the next four as in ``verdict/policy.py``.
 
-        Keep ``wall_s`` below the reward's ``timeout_s``, past which a call is a failure and no verdict. Raises
-        MissingExtraError where math-verify is not installed.
+        The rest are the number of worker processes (of either kind) and the limits of each. Keep ``wall_s`` below the
+        reward's ``timeout_s``, past which a call is a failure and no verdict. Raises MissingExtraError where
+        math-verify is not installed.
         """
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtraError("math-verify", "math", "the reward 'math'")
-        self._extract: Extract = extract
+        self._extract, self._boxes = extract, boxes
+        policy = Policy(relative_tolerance=relative_tolerance, percent=percent, units=units, bases=bases)
         self.concurrency = num_workers
-        self.pool = WorkerPool(
-            "prl.rewards.math_worker", num_workers, Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib)
-        )
-        self.open, self.close = self.pool.open, self.pool.close
-        self._counts: Counter[str] = Counter()
+        limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib)
+        arguments = [msgspec.json.encode(policy).decode()]
+        self.rules = WorkerPool("prl.rewards.math_worker", num_workers, limits, arguments=arguments)
+        self.symbolic = WorkerPool("prl.rewards.symbolic_worker", num_workers, limits)
 
-    async def __call__(self, completion: Completion, prompt: Prompt) -> float | None:
+    async def open(self) -> None:
+        """Start the workers. Those of math-verify take seconds and are seldom asked: nobody waits for them."""
+        await self.symbolic.open(wait=False)
+        await self.rules.open()
+
+    async def close(self) -> None:
+        """Kill the workers."""
+        await self.rules.close()
+        await self.symbolic.close()
+
+    async def __call__(self, completion: Completion, prompt: Prompt) -> Judged:
         """Judge one completion. Raises RewardError when a worker dies."""
-        answer = final_answer(completion, prompt, self._extract)
+        answer = final_answer(completion, prompt, self._extract, self._boxes)
         if answer is None:
-            self._counts["no_answer"] += 1
-            return 0.0
+            return Judged(value=0.0, reason="no_answer", detail="the text states no answer")
         if len(answer) > MAX_ANSWER_CHARS:
-            self._counts["answer_too_long"] += 1
-            return 0.0
-        reply = await self.pool.ask(Question(text=answer, reference=str(prompt.fields["answer"])))
+            detail = f"the answer has {len(answer)} characters, over {MAX_ANSWER_CHARS}"
+            return Judged(value=0.0, reason="answer_too_long", detail=detail)
+        question = Question(text=answer, reference=str(prompt.fields["answer"]))
+        reply = await self.rules.ask(question)
+        if isinstance(reply, Reply) and reply.reason == "unread":
+            reply = await self.symbolic.ask(question)
         if isinstance(reply, Exhausted):
-            self._counts[reply.reason] += 1
-            return 0.0
-        if reply.reason:
-            self._counts[reply.reason] += 1
-        return reply.value
+            return Judged(value=0.0, reason=reply.reason, detail=_EXPLAINED[reply.reason])
+        return Judged(value=reply.value, reason=reply.reason, detail=f"answer {answer[:200]!r}: {reply.detail}")
 
-    def statistics(self) -> dict[str, float]:
-        """Answers by what kept them from being judged: ``no_answer``, ``exhausted_cpu``, ``gold_unparsable`` ..."""
-        return dict(self._counts)
+    def check_row(self, fields: Mapping[str, Any]) -> str | None:
+        """What keeps the right answer of a row from being judged right, if anything does."""
+        gold = str(fields["answer"])
+        if len(gold) > MAX_ANSWER_CHARS:
+            return f"field 'answer': it has {len(gold)} characters, and over {MAX_ANSWER_CHARS} are never right"
+        boxed = Completion(token_ids=[0], logprobs=[0.0], versions=[0], text=rf"\boxed{{{gold}}}", finish="stop")
+        prompt = Prompt(id=0, token_ids=[0], text="", messages=[], fields={})
+        try:
+            cleaned = clean(gold)
+            if literal(clean(final_answer(boxed, prompt, "boxed") or "")) == literal(cleaned):
+                return None
+            problem = "in a box it is another answer"
+        except MalformedError as error:
+            problem = str(error)
+        return f"field 'answer': {gold[:80]!r} is not even right against itself: {problem}"

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -51,17 +52,22 @@ class Exhausted(msgspec.Struct, frozen=True):
 class WorkerPool:
     """``num_workers`` processes that run one module (which calls ``worker.serve``)."""
 
-    def __init__(self, module: str, num_workers: int, limits: Limits) -> None:
-        self._workers = [_Worker(module, limits) for _ in range(num_workers)]
+    def __init__(self, module: str, num_workers: int, limits: Limits, *, arguments: Sequence[str] = ()) -> None:
+        """``arguments`` are the module's own, on its command line behind those that every worker has."""
+        self._workers = [_Worker(module, limits, arguments) for _ in range(num_workers)]
 
-    async def open(self) -> None:
-        """Start every worker and wait until all are ready. Raises RewardError with what a worker printed."""
+    async def open(self, *, wait: bool = True) -> None:
+        """Start every worker and wait until all are ready. Raises RewardError with what a worker printed.
+
+        Without ``wait`` the first questions wait instead.
+        """
         self._idle = list(self._workers)
         self._free = asyncio.Semaphore(len(self._workers))
         for worker in self._workers:
             await worker.spawn()
-        for worker in self._workers:
-            await worker.ready()
+        if wait:
+            for worker in self._workers:
+                await worker.ready()
 
     async def ask(self, question: Question) -> Reply | Exhausted:
         """Have one question judged. Raises RewardError when a worker dies or cannot be started."""
@@ -90,8 +96,8 @@ class WorkerPool:
 class _Worker:
     """One place in the pool, and the process that fills it at the moment."""
 
-    def __init__(self, module: str, limits: Limits) -> None:
-        self._module, self._limits = module, limits
+    def __init__(self, module: str, limits: Limits, arguments: Sequence[str]) -> None:
+        self._module, self._limits, self._arguments = module, limits, arguments
         self._process: asyncio.subprocess.Process | None = None
         self._state: Literal["none", "starting", "ready", "asked"] = "none"
 
@@ -110,7 +116,7 @@ class _Worker:
             on_failure.callback(output.close)
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", self._module, str(os.getpid())),
-                *(str(self._limits.cpu_s), str(self._limits.memory_mib)),
+                *(str(self._limits.cpu_s), str(self._limits.memory_mib), *self._arguments),
                 stdin=theirs.fileno(),
                 stdout=output,
                 stderr=output,

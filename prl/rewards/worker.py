@@ -14,9 +14,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
+from prl import stacks
 from prl.process import die_with_parent
 from prl.wire import BlockingChannel, WireClosedError
 
@@ -35,13 +37,19 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     value: float | None
     """None abstains."""
     reason: str = ""
-    """A short key where there is something to count, such as ``gold_unparsable``."""
+    """A short key of why, such as ``other_value``, to be counted."""
+    detail: str = ""
+    """The same for people."""
 
 
 def serve(judge: Callable[[Question], Reply]) -> None:
-    """Answer questions until the parent is gone. The command line is: parent's pid, CPU seconds, memory in MiB."""
+    """Answer questions until the parent is gone.
+
+    The command line is the parent's pid, CPU seconds and memory in MiB; what follows is the module's own.
+    """
     parent, cpu_s, memory_mib = (int(argument) for argument in sys.argv[1:4])
     die_with_parent(parent)
+    stacks.answer_requests(f"reward {Path(sys.argv[0]).stem}")
     _limit(resource.RLIMIT_CORE, 0)
     if sys.platform == "linux":  # elsewhere the kernel does not keep it, or refuses it
         _limit(resource.RLIMIT_AS, memory_mib * 1024 * 1024)

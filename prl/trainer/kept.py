@@ -16,7 +16,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from prl.failure import raise_as_it_was
 from prl.log import get_logger
 from prl.trainer.base import Trainer, TrainerReady, TrainReport
 from prl.types import Batch, WeightGroup, WeightUpdate
+from prl.waits import Wait, current, waiting
 
 NOTICE_S = 3.0
 """How long after a failed weight update the death of a rank may take to be noticed."""
@@ -64,6 +66,8 @@ class KeptTrainer:
         self._dead: TrainerDeadError | None = None
         """What the present one died of, until another is in its place."""
         self._busy = asyncio.Lock()
+        self._under_way: Wait | None = None
+        """What the lock is held for."""
         self._done = {"busy_s": 0.0, "steps": 0.0, "skipped": 0.0, "tokens_trained": 0.0}
         """What earlier trainers did, the steps that were done again included."""
 
@@ -122,7 +126,7 @@ class KeptTrainer:
 
     async def mended(self) -> None:
         """Wait until no restart is under way and none is due. Raises the death that was one too many."""
-        async with self._busy:
+        async with self._alone():
             await self._replace_dead()
 
     def tell(self) -> None:
@@ -143,7 +147,7 @@ class KeptTrainer:
         """Ask the present one, dead or alive."""
         if self._dead is not None:  # the lock may be a restart's
             raise_as_it_was(self._dead)
-        async with self._busy:
+        async with self._alone():
             trainer = self._trainer
             try:
                 return await call(trainer)
@@ -155,13 +159,25 @@ class KeptTrainer:
 
     async def _kept(self, call: Callable[[Trainer], Awaitable[T]]) -> T:
         """Ask until one lives long enough to answer."""
-        async with self._busy:
+        async with self._alone():
             while True:
                 await self._replace_dead()
                 try:
                     return await call(self._trainer)
                 except TrainerDeadError as death:
                     self._dead = death
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """One thing at a time; who waits for another can say for what."""
+        with waiting("the trainer", "is busy for another", on=lambda: [self._under_way]):
+            await self._busy.acquire()
+        self._under_way = current()
+        try:
+            yield
+        finally:
+            self._under_way = None
+            self._busy.release()
 
     def _note(self, trainer: Trainer, death: TrainerDeadError | str) -> None:
         """This one is dead; nobody need know if another is in its place."""
@@ -188,13 +204,14 @@ class KeptTrainer:
             restart, why = self.num_restarts, str(self._dead)
             log.warning("the trainer is started again", restart=restart, of=self._max_restarts, why=why)
             self.apart = True
-            await self._trainer.close()
-            checkpoint = await asyncio.to_thread(self._newest_checkpoint)
-            try:
-                another = await self._started(checkpoint)
-            except TrainerDeadError as death:
-                self._dead = death
-                continue
+            with waiting("the trainer", f"is started again (restart {restart} of {self._max_restarts})"):
+                await self._trainer.close()
+                checkpoint = await asyncio.to_thread(self._newest_checkpoint)
+                try:
+                    another = await self._started(checkpoint)
+                except TrainerDeadError as death:
+                    self._dead = death
+                    continue
             self._count(self._trainer)
             self._trainer, self._dead = another, None
             log.warning("the trainer goes on", restart=restart, checkpoint=str(checkpoint or "none"))

@@ -64,6 +64,8 @@ class Learner:
         self._loss = Loss(config)
         self._reference = self._load_reference(dtype)
         self.optimizer = make_optimizer(self.parameters.values(), config.trainer)
+        self.doing = ""
+        """How far a step is, for people."""
         self.step = 0
         if resume is not None:
             self.step = self._load(resume)
@@ -92,6 +94,7 @@ class Learner:
             raise TrainerError(f"the batch is for step {step}, but the trainer has completed {self.step}")
         started = time.monotonic()
         local = self.accumulate(microbatches, num_sequences)
+        self.doing = "the sums of all ranks"
         everywhere = torch.cat([local, self._gradient_square()[None]])
         dist.all_reduce(everywhere)
         *sums, gradient_square = everywhere.tolist()
@@ -102,6 +105,7 @@ class Learner:
         if not skipped and total["tokens"] > 0:
             self._apply(lr, norm)
         self.optimizer.zero_grad(set_to_none=True)
+        self.doing = ""
         self.step += 1
         report = _report(step, total, norm, lr, skipped=skipped, train_s=time.monotonic() - started)
         return report if self._reference is not None else msgspec.structs.replace(report, kl_reference=None)
@@ -109,7 +113,9 @@ class Learner:
     def accumulate(self, microbatches: list[list[Sample]], num_sequences: int) -> Tensor:
         """Add the gradient of these micro-batches; returns this rank's sums, in the order of ``LossTerms``."""
         sums = torch.zeros(len(LossTerms._fields), dtype=torch.float64, device=self._device)
-        for samples in microbatches or [[]]:
+        given = microbatches or [[]]
+        for number, samples in enumerate(given, start=1):
+            self.doing = f"forward of micro-batch {number}/{len(given)}"
             sums += torch.stack(self._backward(samples, num_sequences))
         return sums
 
@@ -181,6 +187,7 @@ class Learner:
         reference_N = None if self._reference is None else self._reference(batch, temperature)
         logprobs_N, entropy_N = self.policy(batch, temperature, entropy_gradient=self._config.loss.entropy_bonus > 0)
         loss, terms = self._loss(logprobs_N, entropy_N, batch, reference_N=reference_N, num_sequences=num_sequences)
+        self.doing = self.doing.replace("forward", "backward")
         loss.backward()  # type: ignore[no-untyped-call]
         return terms
 

@@ -40,6 +40,9 @@ class Hello(_Message, frozen=True, kw_only=True):
 class Beat(_Message, frozen=True, kw_only=True):
     """A sign of life, every ``BEAT_S`` from the greeting on, whatever the rank is doing. Nothing answers it."""
 
+    doing: str = ""
+    """How far it is in a command, in words; empty where there is nothing to say."""
+
 
 class Ready(_Message, frozen=True, kw_only=True):
     """The model stands on this rank."""

@@ -24,6 +24,7 @@ from typing import NamedTuple
 from prl.errors import ConfigError
 from prl.log import get_logger
 from prl.trainer import protocol
+from prl.waits import waiting
 from prl.wire import Channel, WireClosedError, WireError
 
 GREETING_TIMEOUT_S = 10.0
@@ -98,10 +99,12 @@ class Ranks:
         """The process id that the rank told."""
         return self._connections[rank].pid
 
-    async def ask(self, commands: Sequence[protocol.Setup | protocol.Command]) -> list[protocol.Reply] | RankFailure:
-        """Send each rank its command and wait for every reply. The caller owns the deadline."""
+    async def ask(
+        self, commands: Sequence[protocol.Setup | protocol.Command], what: str = "a command"
+    ) -> list[protocol.Reply] | RankFailure:
+        """Send each rank its command, ``what`` in words, and wait for every reply. The caller owns the deadline."""
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._ask_one(rank, command)) for rank, command in enumerate(commands)]
+            tasks = [group.create_task(self._ask_one(rank, command, what)) for rank, command in enumerate(commands)]
             pending: set[asyncio.Task[protocol.Reply | None]] = set(tasks)
             while pending and not any(_failed(task) for task in tasks):
                 _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -146,13 +149,20 @@ class Ranks:
         for connection in self._connections.values():
             connection.channel.close()
 
-    async def _ask_one(self, rank: int, command: protocol.Setup | protocol.Command) -> protocol.Reply | None:
+    async def _ask_one(self, rank: int, command: protocol.Setup | protocol.Command, what: str) -> protocol.Reply | None:
         """The rank's reply; None when its connection ended or it said what is no reply."""
-        channel = self._connections[rank].channel
+        connection, doing = self._connections[rank], ""
+        channel, stream, clock = connection.channel, connection.stream, asyncio.get_running_loop().time
+
+        def state() -> str:
+            where = f"{what}, {doing}" if doing else what
+            return f"{where}, heard {clock() - stream.heard_at:.1f} s ago"
+
         try:
-            await channel.send(command)
-            while isinstance(reply := await channel.receive(), protocol.Beat):
-                pass
+            with waiting(f"trainer rank {rank}", state, alive_at=lambda: stream.heard_at):
+                await channel.send(command)
+                while isinstance(reply := await channel.receive(), protocol.Beat):
+                    doing = reply.doing
         except WireClosedError:
             return None
         except WireError as error:

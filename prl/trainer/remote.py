@@ -29,6 +29,7 @@ from prl.trainer import launch, protocol
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.ranks import RankFailure, Ranks
 from prl.types import Batch, WeightGroup, WeightUpdate
+from prl.waits import waiting
 
 R = TypeVar("R", protocol.Ready, protocol.Trained, protocol.Scored, protocol.Rescored, protocol.Done)
 
@@ -73,7 +74,8 @@ class FsdpTrainer:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             address = self._ranks.listen(*self._address)
-            await self._gather(address, timeout_s)
+            with waiting("the trainer", self._missing, limit_s=timeout_s):
+                await self._gather(address, timeout_s)
             left_s = deadline - asyncio.get_running_loop().time()
             replies = await self._ask(
                 "start", protocol.Ready, [setup] * self._ranks.num_ranks, left_s, "start_timeout_s"
@@ -193,6 +195,9 @@ class FsdpTrainer:
         if problem is not None:
             raise TrainerError(f"the trainer did not start: {problem}")
 
+    def _missing(self) -> str:
+        return f"ranks {', '.join(map(str, self._ranks.missing()))} have not connected"
+
     async def _sync(self, what: str, command: protocol.Command) -> None:
         """A command of the weight transfer: its failures are WeightSyncErrors that name this side.
 
@@ -227,7 +232,8 @@ class FsdpTrainer:
         started = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
-                outcome = await self._ranks.ask(commands)
+                with waiting("the trainer", what, limit_s=timeout_s):
+                    outcome = await self._ranks.ask(commands, what)
         except asyncio.CancelledError:
             self._interrupted.set()
             raise

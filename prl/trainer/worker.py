@@ -23,6 +23,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prl import stacks
 from prl.errors import PrlError
 from prl.process import die_with_parent
 from prl.trainer import launch, protocol
@@ -36,10 +37,21 @@ _WATCH_INTERVAL_S = 0.5
 _NUM_FRAMES = 5
 
 
+class _Rank:
+    """What this rank has: nothing yet, or its model."""
+
+    learner: Learner | None = None
+
+    def doing(self) -> str:
+        """How far it is, for the next sign of life."""
+        return "loads the model" if self.learner is None else self.learner.doing
+
+
 def main() -> int:
     """Connect, introduce this rank, load, serve; returns the exit code."""
     die_with_parent()
     faulthandler.enable()
+    stacks.answer_requests(f"rank {os.environ.get('RANK', '')}")
     try:
         host, port = launch.split_address(os.environ[launch.ADDRESS])
         rank, world_size, token = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ[launch.TOKEN]
@@ -60,8 +72,9 @@ def main() -> int:
         channel.send(protocol.Hello(rank=rank, world_size=world_size, pid=os.getpid(), token=token))
         first = channel.receive()
         if isinstance(first, protocol.Setup):
-            threading.Thread(target=_beat, args=(channel,), name="prl-heartbeat", daemon=True).start()
-            return _serve(channel, first)
+            state = _Rank()
+            threading.Thread(target=_beat, args=(channel, state), name="prl-heartbeat", daemon=True).start()
+            return _serve(channel, first, state)
         print(f"the controller refused rank {rank}: {getattr(first, 'reason', first)}", file=sys.stderr)  # noqa: T201 -- the log
     return 1
 
@@ -76,24 +89,23 @@ def _log_to(path: Path) -> None:
             os.dup2(file.fileno(), stream.fileno())
 
 
-def _serve(channel: BlockingChannel[protocol.FromController], setup: protocol.Setup) -> int:
+def _serve(channel: BlockingChannel[protocol.FromController], setup: protocol.Setup, state: _Rank) -> int:
     """Answer commands until ``Shutdown``."""
-    learner: Learner | None = None
     command: protocol.FromController = setup
     while not isinstance(command, protocol.Shutdown):
         try:
             if isinstance(command, protocol.Setup):
-                learner = _load(command)
-                reply: protocol.Reply = protocol.Ready(ready=learner.ready())
+                state.learner = _load(command)
+                reply: protocol.Reply = protocol.Ready(ready=state.learner.ready())
             else:
-                assert learner is not None
-                reply = _answer(learner, command)
+                assert state.learner is not None
+                reply = _answer(state.learner, command)
         except Exception as error:  # noqa: BLE001 -- it becomes the reply, with its traceback
             reply = _failed(error)
         channel.send(reply)
         command = channel.receive()
-    if learner is not None:
-        learner.close()
+    if state.learner is not None:
+        state.learner.close()
     return 0
 
 
@@ -139,12 +151,12 @@ def _failed(error: Exception) -> protocol.Failed:
     return protocol.Failed(error=f"{type(error).__name__}: {error}", traceback=text)
 
 
-def _beat(channel: BlockingChannel[protocol.FromController]) -> None:
+def _beat(channel: BlockingChannel[protocol.FromController], state: _Rank) -> None:
     """Show that this process runs; one that is stopped, or swapped out for ever, does not."""
     with contextlib.suppress(ConnectionError):  # the controller is gone, and this process is about to be
         while True:
             time.sleep(protocol.BEAT_S)
-            channel.send(protocol.Beat())
+            channel.send(protocol.Beat(doing=state.doing()))
 
 
 def _leave_at_end_of(connection: socket.socket) -> None:

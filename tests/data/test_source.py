@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from prl.config import Config
+from prl.config import Config, RewardConfig
 from prl.errors import ConfigError, DataError
 from prl.ledger import Ledger
 from prl.prompts import changes, open_source
+from prl.rewards.scorer import Scorer
 from prl.tokenizer import Tokenizer
 from tests.tiny_tokenizers import BOS_ID, BOS_TEMPLATE, PLAIN_TEMPLATE, save_tokenizer
 
@@ -99,6 +100,15 @@ def test_an_unreadable_source_is_named(tokenizer: Tokenizer, mixed: dict[str, An
         DataError, match=r"b\.jsonl: no prompt is left to train on: 1 prompts are too long and left out"
     ):
         open_source(config(mixed), tokenizer)
+
+
+def test_a_row_that_a_reward_cannot_use_is_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """A right answer that the ``math`` reward would not take is found when the file is read, with its line."""
+    scorer = Scorer([RewardConfig(name="math")])
+    rows = [{"prompt": "a", "answer": "2"}, {"prompt": "b", "answer": "\\frac{1}{"}]
+    settings = config({"source": "jsonl", "path": jsonl(tmp_path / "r.jsonl", rows)})
+    with pytest.raises(DataError, match=r"r\.jsonl:2: field 'answer': .* is not even right against itself"):
+        open_source(settings, tokenizer, scorer.required_fields, scorer.check_row)
 
 
 def test_a_weight_that_would_never_come_up_is_refused(tokenizer: Tokenizer, mixed: dict[str, Any]) -> None:

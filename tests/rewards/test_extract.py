@@ -44,6 +44,34 @@ def test_the_answer_stated_last(text: str, answer: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{35} and \boxed{4}", "35, 4"),
+        (r"\boxed{1}, \boxed{2}, and \boxed{3}.", "1, 2, 3"),
+        (r"$\boxed{1}$ or $\boxed{2}$", "1, 2"),
+        (r"\boxed{1} \text{ or } \boxed{2}", "1, 2"),
+        (" ".join(rf"\boxed{{{i}}}" for i in range(4)), "0, 1, 2, 3"),
+        (r"\boxed{5}, that is \boxed{6}", "6"),
+        (r"\boxed{5} \boxed{5}", "5"),
+        (r"First \boxed{35}. After checking every case again, it is \boxed{4}.", "4"),
+        (r"\boxed{7} or maybe 8", "7, or maybe 8"),
+        (r"\boxed{7}. Perhaps 8.", "7, Perhaps 8"),
+        (r"\boxed{7} or so I think", "7"),
+        (r"\boxed{\boxed{1} and \boxed{2}}", "1, 2"),
+    ],
+)
+def test_boxes_side_by_side_are_one_answer(text: str, answer: str) -> None:
+    """What is offered together is judged together; a box behind other words corrects the one before."""
+    assert final_answer(completion(text), prompt()) == answer
+
+
+def test_boxes_option() -> None:
+    """With ``last`` only the last box counts, whatever stands before it."""
+    text = r"\boxed{35} and \boxed{4}"
+    assert final_answer(completion(text), prompt(), boxes="last") == "4"
+
+
+@pytest.mark.parametrize(
     ("extract", "answer"), [("auto", "9"), ("boxed", "5"), ("number", "3"), ("text", r"a \boxed{5}. Answer: 9. Bye 3")]
 )
 def test_extract_option(extract: Extract, answer: str) -> None:
@@ -68,6 +96,8 @@ def test_only_a_box_counts_as_a_box(extract: Extract) -> None:
         ("", r"<think>a</think>\boxed{1}<think>b</think>\boxed{2}", None),
         ("", r"\boxed{1}</think>", None),
         ("", r"<think>\boxed{1}</think>", None),
+        ("", r"<thinking>\boxed{1}</thinking>\boxed{2}", "2"),
+        ("<reasoning>", r"maybe \boxed{1}", None),
     ],
 )
 def test_thinking_is_no_answer(prompt_text: str, text: str, answer: str | None) -> None:
@@ -81,7 +111,25 @@ def test_the_prompt_is_never_searched() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["{", "}", r"\boxed{", "$", "answer is ", "answer ", "<think>", "1,", "-", "9", "\\", " "]
+    "unit",
+    [
+        "{",
+        "}",
+        r"\boxed{",
+        "$",
+        "answer is ",
+        "answer ",
+        "<think>",
+        r"\boxed{1} ",
+        r"\boxed{1} or ",
+        "} or ",
+        "$ ",
+        "1,",
+        "-",
+        "9",
+        "\\",
+        " ",
+    ],
 )
 @pytest.mark.parametrize("extract", ["auto", "boxed", "number", "text"])
 def test_no_text_takes_long(unit: str, extract: Extract) -> None:

@@ -32,10 +32,11 @@ async def test_match(pattern: str, match: str, text: str, reward: float) -> None
 
 async def test_exponential_pattern_is_a_mismatch_and_the_next_text_is_judged() -> None:
     """A text that makes the pattern run for ever does not match, is counted, and delays nobody after it."""
-    async with Scorer([RewardConfig(name="format", options={"pattern": "(a+)+b", "max_chars": 50})]) as scorer:
+    options = {"pattern": "(a+)+b", "max_chars": 50, "wall_s": 60.0}
+    async with Scorer([RewardConfig(name="format", options=options, timeout_s=90.0)]) as scorer:
         for text, reward in [("a" * 49, 0.0), ("aab", 1.0), ("a" * 50 + "b", 0.0)]:
             assert await scorer.score(completion(text), prompt()) == Score(reward=reward, parts={"format": reward})
-        assert scorer.statistics()["format"].details == {"exhausted_cpu": 1.0, "text_too_long": 1.0}
+        assert scorer.statistics()["format"].reasons == {"exhausted_cpu": 1, "match": 1, "text_too_long": 1}
 
 
 @pytest.mark.parametrize("pattern", ["(", "[z-a]", "a{2,1}", "(?P<x>a)(?P<x>b)"])

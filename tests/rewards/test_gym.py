@@ -43,13 +43,13 @@ async def test_the_task_judges_what_stands_in_the_tag(reward: ReasoningGym) -> N
     """The last tag counts; without one, what ``extract.py`` finds; unfinished thinking is no answer."""
     prompt = asked("chain_sum")
     right = prompt.fields["answer"]
-    assert await reward(said(f"<answer>1</answer> no, <answer>\n{right}\n</answer>."), prompt) == 1.0
-    assert await reward(said(f"It is 5 and 6. The answer is {right}."), prompt) == 1.0
-    assert await reward(said(f"<answer>{right}</answer> no, <answer>0.5</answer>"), prompt) < 1.0
-    assert await reward(said(f"<think>hm <answer>{right}</answer>"), prompt) == 0.0
-    assert await reward(said(f"<answer>{right}</answer>"), asked("chain_sum", "user: ...<think>")) == 0.0
-    assert await reward(said("I do not know"), prompt) == 0.0
-    assert reward.statistics()["no_answer"] == 3
+    assert (await reward(said(f"<answer>1</answer> no, <answer>\n{right}\n</answer>."), prompt)).value == 1.0
+    assert (await reward(said(f"It is 5 and 6. The answer is {right}."), prompt)).value == 1.0
+    assert (await reward(said(f"<answer>{right}</answer> no, <answer>0.5</answer>"), prompt)).value < 1.0
+    assert (await reward(said(f"<think>hm <answer>{right}</answer>"), prompt)).value == 0.0
+    assert (await reward(said(f"<answer>{right}</answer>"), asked("chain_sum", "user: ...<think>"))).value == 0.0
+    assert (await reward(said("I do not know"), prompt)).value == 0.0
+    assert (await reward(said("I do not know"), prompt)).reason == "no_answer"
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -65,8 +65,8 @@ async def test_a_task_without_a_single_answer_is_judged_by_its_rules(reward: Rea
         near = {a if b == vertex else b for a, b in puzzle["edges"] if vertex in (a, b)}
         colours[vertex] = next(c for c in puzzle["color_options"] if c not in {colours.get(v) for v in near})
     answer = json.dumps({str(vertex): colour for vertex, colour in colours.items()})
-    assert await reward(said(f"<answer>{answer}</answer>"), prompt) == 1.0
-    assert await reward(said("<answer>{}</answer>"), prompt) < 1.0
+    assert (await reward(said(f"<answer>{answer}</answer>"), prompt)).value == 1.0
+    assert (await reward(said("<answer>{}</answer>"), prompt)).value < 1.0
 
 
 def test_it_is_built_in_and_needs_its_field() -> None:

@@ -362,3 +362,117 @@ def test_bad_configuration_is_found_before_anything_starts() -> None:
     with pytest.raises(PluginError, match="'answer' has no option 'extrct'"):
         Scorer([RewardConfig(name="answer", options={"extrct": "auto"})])
     assert Scorer([RewardConfig(name="answer"), RewardConfig(name="math")]).required_fields == ["answer"]
+
+
+@pytest.mark.parametrize(
+    ("gate", "reward", "parts", "num_calls"),
+    [
+        (1.0, 2.0 * 1.0 + 3.0 * 0.5, {"gate": 1.0, "other": 0.5}, 1),
+        (0.25, 2.0 * 0.25 + 3.0 * 0.5, {"gate": 0.25, "other": 0.5}, 1),
+        (0.0, 0.0, {"gate": 0.0}, 0),
+        (-1.0, -2.0, {"gate": -1.0}, 0),
+    ],
+)
+async def test_others_count_only_behind_an_open_gate(
+    register: Register, gate: float, reward: float, parts: dict[str, float], num_calls: int
+) -> None:
+    """A gate that gives 0 or less leaves the others unasked, and the score is its own."""
+    asked: list[Completion] = []
+
+    async def other(completion: Completion, prompt: Prompt) -> float:
+        asked.append(completion)
+        return 0.5
+
+    register("gate", gives_async(gate))
+    register("other", other)
+    assert await score_once(
+        RewardConfig(name="other", weight=3.0), RewardConfig(name="gate", weight=2.0, gate=True)
+    ) == Score(reward=reward, parts=parts)
+    assert len(asked) == num_calls
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+async def test_a_gate_that_gives_no_number_is_no_closed_gate(register: Register, value: float | None) -> None:
+    """A gate that abstains or fails leaves the completion without a verdict."""
+    register("gate", gives_async(value))
+    register("other", gives_async(1.0))
+    verdict = await score_once(RewardConfig(name="gate", gate=True), RewardConfig(name="other"))
+    assert isinstance(verdict, Abstained if value is None else ScoringFailed)
+
+
+def register_group(name: str, value: Any) -> None:
+    """Register a reward of groups that returns ``value``."""
+    base.group_reward(name)(gives_async(value))
+
+
+async def score_three(*rewards: RewardConfig) -> list[Verdict]:
+    """The last verdicts on three completions, the middle one of which is ``bad``."""
+    completions = [completion(text) for text in ("good", "bad", "good")]
+    async with Scorer(rewards) as scorer:
+        scores = [await scorer.score(each, prompt()) for each in completions]
+        assert all(isinstance(score, Score) for score in scores)
+        return await scorer.score_group(completions, scores, prompt())  # type: ignore[arg-type]
+
+
+async def test_a_reward_of_groups_adds_to_each_score(register: Register) -> None:
+    """It gets all completions at once, and its values join those of the rewards of one completion."""
+    register("one", gives_async(1.0))
+    register_group("rank", (0.5, 0.25, base.Judged(value=0.0, reason="last")))
+    verdicts = await score_three(RewardConfig(name="one"), RewardConfig(name="rank", weight=2.0))
+    assert verdicts == [Score(reward=1.0 + 2 * value, parts={"one": 1.0, "rank": value}) for value in (0.5, 0.25, 0.0)]
+
+
+async def test_a_closed_gate_keeps_the_reward_of_the_group_out(register: Register) -> None:
+    """A member that did not pass is seen by the group's reward and not paid by it."""
+
+    async def gate(completion: Completion, prompt: Prompt) -> float:
+        return float(completion.text == "good")
+
+    register("gate", gate)
+    register_group("rank", [1.0, 1.0, 1.0])
+    verdicts = await score_three(RewardConfig(name="gate", gate=True), RewardConfig(name="rank"))
+    assert [verdict.reward for verdict in verdicts if isinstance(verdict, Score)] == [2.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("value", [None, 1.0, [1.0], "abc", [1.0, float("nan"), 1.0], RewardError("down")])
+async def test_what_is_no_list_of_numbers_fails_for_the_group(register: Register, value: Any) -> None:
+    """A value for each completion, or none has a verdict."""
+    register_group("rank", value)
+    verdicts = await score_three(RewardConfig(name="rank", max_retries=0))
+    assert [type(verdict) for verdict in verdicts] == [ScoringFailed] * 3
+
+
+async def test_a_member_may_be_abstained_from(register: Register) -> None:
+    """None for one completion leaves that one out, and no other."""
+    register_group("rank", [1.0, None, 0.0])
+    verdicts = await score_three(RewardConfig(name="rank"))
+    assert [type(verdict) for verdict in verdicts] == [Score, Abstained, Score]
+
+
+def test_a_reward_of_groups_is_no_gate(register: Register) -> None:
+    """What is asked last cannot decide whether others are asked."""
+    register_group("rank", [])
+    with pytest.raises(ConfigError, match="'rank' judges whole groups and cannot be a gate"):
+        Scorer([RewardConfig(name="rank", gate=True)])
+
+
+async def test_reasons_and_zeros_are_counted_and_a_lap_is_what_came_since(register: Register) -> None:
+    """Each reward says how often it gave 0 and why; a lap has the calls since the one before."""
+    outcomes = [base.Judged(value=0.0, reason="wrong"), base.Judged(value=1.0), RewardError("down")]
+
+    async def judge(completion: Completion, prompt: Prompt) -> Any:
+        outcome = outcomes[prompt.id]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    register("r", judge)
+    async with Scorer([RewardConfig(name="r", max_retries=0)]) as scorer:
+        for number in range(3):
+            await scorer.score(completion(), prompt(prompt_id=number))
+        statistics = scorer.statistics()["r"]
+        assert (statistics.reasons, statistics.zero_share) == ({"wrong": 1}, 0.5)
+        assert set(scorer.lap()["r"]) == {"latency_s", "failed_reward_error"}
+        assert scorer.lap() == {"r": {}}
+        await scorer.score(completion(), prompt(prompt_id=0))
+        assert set(scorer.lap()["r"]) == {"latency_s"}

@@ -1,0 +1,190 @@
+r"""What a number counts: ``5 \text{ m}``, ``\$18.90``, ``60 km/h``, ``12 apples``, ``25\%``.
+
+- A unit that is known has a dimension and a factor, so that 5 m are 500 cm and never 5 cm. Another word is a label,
+  equal to itself in singular and plural.
+- One letter is a unit only behind a space or in ``\text``: ``5m`` is a product.
+- Words that say more than what is counted (``5 is wrong``, ``5 or so``) are no unit: the answer cannot be read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from fractions import Fraction
+
+import msgspec
+
+from prl.rewards.verdict.node import UnreadableError
+
+_PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|\bpercent)\s*$")
+_CURRENCY = re.compile(r"^\s*(-?)\s*(\\\$|\u20ac|\u00a3)\s*(-?)")
+_TOKEN = re.compile(r"\\text\s*\{([^{}]*)\}|([A-Za-z]+)|\^\s*\{?\s*(-?\d)\s*\}?|(/)|\\cdot|\s+|(\S)")
+_WORD = re.compile(r"[A-Za-z]+|\^\s*\{?-?\d\}?|/|\u20ac|\u00a3|\$")
+_MORE_THAN_A_UNIT = frozenset(
+    [
+        "is",
+        "are",
+        "was",
+        "not",
+        "no",
+        "wrong",
+        "or",
+        "and",
+        "but",
+        "maybe",
+        "perhaps",
+        "possibly",
+        "probably",
+        "if",
+        "to",
+        "from",
+        "about",
+        "around",
+        "approximately",
+        "either",
+        "neither",
+        "nor",
+        "except",
+        "unless",
+        "roughly",
+        "nearly",
+        "almost",
+        "than",
+        "between",
+        "mod",
+        "choose",
+    ]
+)
+_ENDS_A_VALUE = frozenset("0123456789)}]!")
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
+"""Behind one, a degree is a part of the formula."""
+MAX_LABEL_WORDS = 4
+
+_TABLE = {
+    "length": "m meter metre=1 km kilometer kilometre=1000 cm centimeter centimetre=1/100 mm millimeter "
+    "millimetre=1/1000 in inch inches=127/5000 ft foot feet=381/1250 yd yard=1143/1250 mi mile=201168/125",
+    "mass": "g gram gm=1 kg kilogram=1000 mg milligram=1/1000 lb lbs pound=45359237/100000 oz ounce=45359237/1600000",
+    "time": "s sec second=1 ms millisecond=1/1000 min minute=60 h hr hour=3600 day=86400 week=604800",
+    "money": "$ dollar usd=1 cent=1/100",
+    "angle": "degree=1",
+}  # fmt: skip
+_KNOWN: dict[str, tuple[str, Fraction]] = {}
+for _dimension, _entries in _TABLE.items():
+    _names: list[str] = []
+    for _entry in _entries.split():
+        _name, _, _factor = _entry.partition("=")
+        _names.append(_name)
+        if _factor:
+            _KNOWN.update(dict.fromkeys(_names, (_dimension, Fraction(_factor))))
+            _names = []
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """What is counted."""
+
+    dimensions: tuple[tuple[str, int], ...]
+    """Exponent by dimension, sorted; a label is a dimension of its own."""
+    factor: Fraction = Fraction(1)
+    """How many base units one is."""
+
+
+_SPEED, _VOLUME = (("length", 1), ("time", -1)), (("length", 3),)
+_COMPOUND = {
+    "mph": Unit(_SPEED, Fraction(201168, 125 * 3600)),
+    "kph": Unit(_SPEED, Fraction(1000, 3600)),
+    **dict.fromkeys(("l", "liter", "litre"), Unit(_VOLUME, Fraction(1, 1000))),
+    **dict.fromkeys(("ml", "milliliter", "millilitre"), Unit(_VOLUME, Fraction(1, 1_000_000))),
+}
+
+
+def split_percent(text: str) -> tuple[str, bool]:
+    """The text before a percent sign at its end, and whether there is one."""
+    match = _PERCENT.search(text)
+    return (text[: match.start()], True) if match else (text, False)
+
+
+def split_unit(text: str) -> tuple[str, Unit | None]:
+    """The formula, and what stands behind it (or the sign before it). Raises UnreadableError."""
+    if match := _CURRENCY.match(text):
+        rest = match.group(1) + match.group(3) + text[match.end() :]
+        formula, behind = split_unit(rest)
+        del behind
+        return formula, _unit(match.group(2).removeprefix("\\"))
+    if text.endswith(r"^\circ") and not _FUNCTION.search(text):
+        return text[: -len(r"^\circ")], _unit("degree")
+    start = _start_of_unit(text)
+    if start is None:
+        return text, None
+    return text[:start].strip(), _unit(re.sub(r"\\text|\\cdot|[{}]", " ", text[start:]))
+
+
+def _start_of_unit(text: str) -> int | None:
+    """Where the words at the end of ``text`` begin, if they are a unit."""
+    start: int | None = None
+    was_word = False
+    for match in _TOKEN.finditer(text):
+        wrapped, word, exponent, slash, other = match.groups()
+        if other is not None or (wrapped is not None and re.search(r"\d", wrapped)):
+            start = None
+        elif start is None and (wrapped is not None or (word is not None and _begins_unit(text, match))):
+            start = match.start()
+        elif start is not None and (exponent or slash) and not was_word:
+            start = None
+        was_word = (wrapped or word) is not None or (was_word and not match.group().strip())
+    return start or None
+
+
+def _begins_unit(text: str, match: re.Match[str]) -> bool:
+    word, before = match.group(), text[max(0, match.start() - 2) : match.start()]  # spaces stand alone
+    if before.strip()[-1:] not in _ENDS_A_VALUE:
+        return False
+    if len(word) == 1:
+        return before.endswith(" ") and word in _KNOWN
+    known = word.lower() in _KNOWN or word.lower() in _COMPOUND or word.lower().removesuffix("s") in _KNOWN
+    return known or (before.endswith(" ") and len(word) >= 3)  # noqa: PLR2004
+
+
+def _unit(words: str) -> Unit | None:  # noqa: C901 - one a kind of word
+    """Read ``km/h``, ``square meters``, ``meters per second`` or a label."""
+    found: Counter[str] = Counter()
+    factor = Fraction(1)
+    sign, power, labels = 1, 1, []
+    last: tuple[str, Fraction] | None = None
+    for word in _WORD.findall(words):
+        lower = word.lower()
+        if lower in _MORE_THAN_A_UNIT:
+            raise UnreadableError(f"{word!r} says more than an answer does")
+        if word.startswith("^"):
+            exponent = int(re.sub(r"[^\d-]", "", word)) - 1
+            if last is not None:
+                found[last[0]] += sign * exponent
+                factor *= last[1] ** (sign * exponent)
+        elif word == "/" or lower == "per":
+            sign = -1
+        elif lower in ("square", "sq"):
+            power = 2
+        elif lower == "cubic":
+            power = 3
+        else:
+            last = _known(word)
+            if last is None and (compound := _COMPOUND.get(lower) or _COMPOUND.get(lower.removesuffix("s"))):
+                return compound
+            if last is None:
+                labels.append(lower)
+                last = (lower.removesuffix("s"), Fraction(1))
+            found[last[0]] += sign * power
+            factor *= last[1] ** (sign * power)
+            power = 1
+    if len(labels) > MAX_LABEL_WORDS:
+        raise UnreadableError("a sentence stands behind the number")
+    dimensions = tuple(sorted((name, exponent) for name, exponent in found.items() if exponent))
+    return Unit(dimensions, factor) if dimensions else None
+
+
+def _known(word: str) -> tuple[str, Fraction] | None:
+    if word in _KNOWN:
+        return _KNOWN[word]
+    lower = word.lower()
+    if len(word) == 1:
+        return None
+    return _KNOWN.get(lower) or _KNOWN.get(lower.removesuffix("s")) or _KNOWN.get(lower.removesuffix("es"))
