@@ -90,7 +90,7 @@ def test_help_teaches_the_kinds(capsys: pytest.CaptureFixture[str]) -> None:
         assert word in said
 
 
-def test_a_run_trains_on_a_parquet_file(parquet: list[str]) -> None:
+def test_a_run_trains_on_a_parquet_file(parquet: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Two steps of a simulated run; the data is known to the checkpoint, and a changed file is refused on resume."""
     words = ["run", *parquet, "run.num_steps=2", "eval.num_samples=2", "--run-dir", "run", "--plain"]
     assert main(words) == 0
@@ -100,7 +100,10 @@ def test_a_run_trains_on_a_parquet_file(parquet: list[str]) -> None:
     import datasets
 
     datasets.Dataset.from_list([{"question": "9", "gold": 9}] * 10).to_parquet("rows.parquet")
-    assert main([*words, "--resume"]) == 2
+    capsys.readouterr()
+    further = [word.replace("num_steps=2", "num_steps=3") for word in words]
+    assert main([*further, "--resume"]) == 2
+    assert "the data is not what the run began with: data is 'rows.parquet: 10 rows" in capsys.readouterr().err
 
 
 def test_a_run_trains_on_a_reasoning_gym_task(config: Path) -> None:
