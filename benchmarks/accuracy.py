@@ -3,7 +3,8 @@
 Invariants:
 
 - Whoever trained it, a model is judged by the same code: its weights are put into the same transformers model, which
-  answers the held-out prompts of prl's source greedily, in float32, and prl's rewards judge the answers.
+  answers the held-out prompts of prl's source, in float32 and at the temperature of ``[eval]`` (the same random numbers
+  each time), and prl's rewards judge the answers.
 - Judging happens after the training is over, on weights that were written meanwhile, so it takes none of its time.
 """
 
@@ -28,6 +29,8 @@ from prl.tokenizer import Tokenizer
 from prl.types import Completion, Score
 
 ANSWERED_AT_ONCE = 256
+FIRST_TOKENS = 64
+"""Sampled for all at first; whoever is not done goes on among their like, twice as far each time."""
 
 
 def seconds_to(target: float, seconds: Sequence[float], accuracies: Sequence[float]) -> float | None:
@@ -59,6 +62,7 @@ class Examiner:
         torch.set_num_threads(1)  # on a busy machine two threads wait for each other longer than they compute
         model = resolve_model(config.model)
         self._tokenizer, self._config = Tokenizer.load(model), config
+        self._stops = self._tokenizer.stop_token_ids
         source = open_source(config, self._tokenizer, Scorer(config.rewards).required_fields)
         self._prompts = source.held_out(config.eval.num_samples)
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
@@ -84,7 +88,8 @@ class Examiner:
 
     @torch.inference_mode()
     def accuracy(self, weights: Mapping[str, Tensor]) -> float:
-        """Mean reward of one greedy answer to each held-out prompt. Raises KeyError where ``weights`` lack a name."""
+        """Mean reward of one answer to each held-out prompt. Raises KeyError where ``weights`` lack a name."""
+        torch.manual_seed(self._config.seed)
         for name, parameter in self._names.items():
             parameter.copy_(weights[name])
         prompts = sorted(self._prompts, key=lambda prompt: len(prompt.token_ids))
@@ -106,27 +111,41 @@ class Examiner:
         return sum(rewards) / len(rewards)
 
     def _answer(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Greedy answers, each up to its stop token, to prompts that are padded on the left."""
-        width, stops = max(map(len, prompts)), self._tokenizer.stop_token_ids
-        ids = torch.zeros((len(prompts), width), dtype=torch.long)
+        """Answers, each up to its stop token or the limit."""
+        answers: list[list[int]] = [[] for _ in prompts]
+        limit, stops, step = self._config.eval.max_tokens or self._config.sampling.max_tokens, self._stops, FIRST_TOKENS
+        unfinished = list(range(len(prompts)))
+        while unfinished:
+            so_far = [[*prompts[row], *answers[row]] for row in unfinished]
+            room = min(step, limit - len(answers[unfinished[0]]))
+            for row, more in zip(unfinished, self._continue(so_far, room), strict=True):
+                answers[row] += more
+            unfinished = [row for row in unfinished if answers[row][-1] not in stops and len(answers[row]) < limit]
+            step *= 2
+        return answers
+
+    def _continue(self, rows: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Up to ``num_tokens`` more of each row, which are padded on the left."""
+        width, temperature = max(map(len, rows)), self._config.eval.temperature
+        ids = torch.zeros((len(rows), width), dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            mask[row, width - len(prompt) :] = 1
-        limit = self._config.sampling.max_tokens
+        for index, row in enumerate(rows):
+            ids[index, width - len(row) :] = torch.tensor(row)
+            mask[index, width - len(row) :] = 1
+        how = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
         sampled = self._model.generate(
             input_ids=ids,
             attention_mask=mask,
-            do_sample=False,
-            max_new_tokens=limit,
-            eos_token_id=stops,
+            max_new_tokens=num_tokens,
+            eos_token_id=self._stops,
             pad_token_id=0,
+            **how,
         )[:, width:].tolist()
-        ends = [next((at + 1 for at, token in enumerate(row) if token in stops), len(row)) for row in sampled]
+        ends = [next((at + 1 for at, token in enumerate(row) if token in self._stops), len(row)) for row in sampled]
         return [row[:end] for row, end in zip(sampled, ends, strict=True)]
 
     def _completion(self, ids: list[int]) -> Completion:
-        finish = "stop" if ids[-1] in self._tokenizer.stop_token_ids else "length"
+        finish = "stop" if ids[-1] in self._stops else "length"
         nothing = [0] * len(ids)
         text = self._tokenizer.decode(ids)
         return Completion(token_ids=ids, logprobs=[0.0] * len(ids), versions=nothing, text=text, finish=finish)

@@ -4,11 +4,11 @@
 
 Headline: TRL's seconds over prl's to the accuracy of the long-tail task (target: at least 2), with the same ratio for
 the short task beside it (target: at least 1): medians of the ratios of each seed, with their spread. ``--quick`` takes
-one seed in place of three, and half the steps.
+one seed in place of three, and fewer steps.
 
 The same on both sides: model, prompts and their order, rewards, group size, sequences and optimiser of a step, the
 schedule, loss (``side_trl.py`` says how TRL is brought to prl's), float32, both cores. Each side has a learning rate
-and a use of the cores of its own (``TASKS``); ``vs_trl_sweep.py`` tries other rates at seed 0. Both sides write their
+and a use of the cores of its own (``TASKS``); ``vs_trl_sweep.py`` tries others at seed 0. Both sides write their
 weights now and then, and both are judged afterwards by ``accuracy.py``, so no evaluation is on either clock. The
 clock starts with the first step: start-up is reported apart. TRL's writing of weights is not on its clock; prl's is
 on its own, because prl's engines go on sampling meanwhile.
@@ -39,7 +39,6 @@ from prl.trainer.checkpoint import step_folder
 HERE = Path(__file__).parent
 TARGET_LONG, TARGET_SHORT = 2.0, 1.0
 SEEDS = (0, 1, 2)
-QUICK_STEPS = 30
 
 
 class Trl(NamedTuple):
@@ -60,6 +59,8 @@ class Task(NamedTuple):
     accuracy: float
     """The accuracy whose time is measured."""
     num_steps: int
+    num_quick_steps: int
+    """With ``--quick``."""
     every: int
     """Steps between two evaluations."""
     trl: Trl
@@ -89,6 +90,7 @@ TASKS = (
         config="configs/math.toml",
         accuracy=0.8,
         num_steps=60,
+        num_quick_steps=36,
         every=3,
         trl=Trl(processes=2, threads=1, microbatch=32),
         trl_learning_rate=1e-4,
@@ -99,11 +101,12 @@ TASKS = (
         name="long-tail",
         config="benchmarks/long_tail.toml",
         accuracy=0.8,
-        num_steps=60,
-        every=10,
+        num_steps=24,
+        num_quick_steps=18,
+        every=3,
         trl=Trl(processes=2, threads=1, microbatch=16),
-        trl_learning_rate=1e-4,
-        prl_learning_rate=1e-4,
+        trl_learning_rate=2e-4,
+        prl_learning_rate=2e-4,
         prl=(*ONE_OF_EACH, "engine.max_num_seqs=128"),
     ),
 )
@@ -243,7 +246,7 @@ def measure(quick: bool) -> dict[str, Any]:
     """All tasks, both sides."""
     ratios, rows, runs = {}, [], []
     for full in TASKS:
-        task = full._replace(num_steps=QUICK_STEPS) if quick else full
+        task = full._replace(num_steps=full.num_quick_steps) if quick else full
         ratios[task.name], task_rows, task_runs = compare(task, SEEDS[:1] if quick else SEEDS)
         rows, runs = rows + task_rows, runs + task_runs
     by_seed = {name: of_task["seconds"] for name, of_task in ratios.items()}

@@ -130,6 +130,17 @@ class Buffer:
         self._trained += count
         self._changed.set()
 
+    def resize(self, num_slots: int) -> None:
+        """Have so many slots from now on; where more are held, none is free until enough were released.
+
+        With the order of admission the number is what the lag bound's proof rests on.
+        """
+        if self._order == "admission":
+            msg = "the number of slots is the lag bound: it does not change"
+            raise ValueError(msg)
+        self.num_slots = num_slots
+        self._changed.set()
+
     def waiting_for(self, count: int) -> list[Ticket]:
         """The admitted prompts that keep ``take(count)`` waiting, oldest first."""
         if self._order == "admission":

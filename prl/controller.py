@@ -355,6 +355,10 @@ class Controller:
         """How the slots are used."""
         return self._buffer.statistics()
 
+    def resize(self, num_slots: int) -> None:
+        """Have so many slots from now on; see ``Buffer.resize``."""
+        self._buffer.resize(num_slots)
+
     def progress(self) -> Sequence[object]:
         """Changes when a token was sampled, a slot changed or a step was done."""
         tokens, _ = self._engine_counters()
@@ -381,6 +385,7 @@ class Controller:
         """What died and was made good since the last call."""
         now = Mended(
             streams_moved=self._rollout.num_moved,
+            streams_handed_over=self._rollout.num_handed_over,
             engine_restarts=self._engines.seats.num_restarts,
             trainer_restarts=int(self._trainer.statistics().get("restarts", 0)),
             reward_retries=0 if self._judges is None else self._judges.num_retries,

@@ -8,6 +8,7 @@
     +-- EngineError          an engine refused or failed a request
     |   +-- EngineDeadError  an engine's process is gone; carries its last log lines
     |   +-- EngineStalledError   an engine gave an open stream no token in time
+    |   +-- EngineLeftError  an engine was removed from the run under an open stream
     +-- TrainerError         a trainer rank failed, or broke the protocol; carries its last log lines
     |   +-- TrainerDeadError a rank is gone, or hangs: what a restart may mend
     +-- WeightSyncError      a weight push failed; names the side that failed
@@ -59,6 +60,10 @@ class EngineDeadError(EngineError):
 
 class EngineStalledError(EngineError):
     """An engine gave an open stream no token in time."""
+
+
+class EngineLeftError(EngineError):
+    """An engine was removed from the run."""
 
 
 class TrainerError(PrlError):

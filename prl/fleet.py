@@ -9,6 +9,7 @@ Invariants:
   may have been the network.
 - A trainer that is started again takes minutes. That is waited for before the engines are asked to join, whose wait for
   one another has a deadline that is much shorter.
+- An engine is added where the machine has room for it, as far as can be told beforehand.
 - Closing is bounded in time, and neither side waits for the other's.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from prl import parts
+from prl import parts, preflight
 from prl.config import Config
 from prl.engines.pool import EnginePool
 from prl.failure import failures_to, together_as_it_was
@@ -64,8 +65,10 @@ class Fleet:
             parts.make_engines(config, model, run_dir, transport),
             config.engine,
             gate_timeout_s=config.weights.timeout_s,
-            remake=lambda index: parts.make_engines(config, model, run_dir, transport)[index],
+            remake=lambda index, place: parts.make_engine(config, model, run_dir, transport, index=index, place=place),
         )
+        self._config = config
+        self._adding = asyncio.Lock()
         self.trainer = KeptTrainer(
             lambda folder: parts.make_trainer(config, model, run_dir, folder),
             resume,
@@ -116,6 +119,20 @@ class Fleet:
         if again:
             self._tried_again, self.engines.seats.apart = version, True
         return lost or revived or again
+
+    async def add(self) -> str:
+        """Start another engine, in the background; its name. Raises RefusedError: the machine has no room for it."""
+        async with self._adding:
+            num_engines = len(self.engines.seats.all) + 1
+            await asyncio.to_thread(preflight.room_for, self._config, num_engines)
+            return self.engines.seats.add().engine.name
+
+    def remove(self, name: str, *, force: bool) -> str:
+        """Take an engine out, in the background; its name. Raises RefusedError; NotFoundError for an unknown name."""
+        seats = self.engines.seats
+        seat = seats.find(name)
+        seats.remove(seat, force=force)
+        return seat.engine.name
 
     async def close(self) -> None:
         """End every process."""

@@ -65,6 +65,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Evaluations that ran out of time since the last step."""
     streams_moved: int = 0
     """Streams that went on with another engine since the last step, behind their tokens: theirs died or stalled."""
+    streams_handed_over: int = 0
+    """Streams that did because their engine was removed."""
     engine_restarts: int = 0
     """Engines that were started in place of lost ones since the last step."""
     trainer_restarts: int = 0
@@ -99,6 +101,7 @@ class Mended(msgspec.Struct, frozen=True, kw_only=True):
     """What died and was made good."""
 
     streams_moved: int = 0
+    streams_handed_over: int = 0
     engine_restarts: int = 0
     trainer_restarts: int = 0
     reward_retries: int = 0
@@ -107,6 +110,7 @@ class Mended(msgspec.Struct, frozen=True, kw_only=True):
         """What came after ``before``; all of them count from the start."""
         return Mended(
             streams_moved=self.streams_moved - before.streams_moved,
+            streams_handed_over=self.streams_handed_over - before.streams_handed_over,
             engine_restarts=self.engine_restarts - before.engine_restarts,
             trainer_restarts=self.trainer_restarts - before.trainer_restarts,
             reward_retries=self.reward_retries - before.reward_retries,
@@ -234,6 +238,7 @@ def step_report(
         eval_block_s=timing.eval_block_s,
         evals_incomplete=timing.evals_incomplete,
         streams_moved=mended.streams_moved,
+        streams_handed_over=mended.streams_handed_over,
         engine_restarts=mended.engine_restarts,
         trainer_restarts=mended.trainer_restarts,
         reward_retries=mended.reward_retries,

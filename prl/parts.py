@@ -62,38 +62,48 @@ def engine_kind(config: Config) -> tuple[EngineKind, str]:
 
 def make_engines(config: Config, model: str, run_dir: Path, transport: str) -> list[Engine]:
     """The engines of ``[engine]``, not opened."""
+    return [make_engine(config, model, run_dir, transport, index=index) for index in range(config.engine.count)]
+
+
+def make_engine(
+    config: Config, model: str, run_dir: Path, transport: str, *, index: int, place: int | None = None
+) -> Engine:
+    """One engine, not opened: ``index`` names and seeds it, ``place`` (absent: the same) is where it computes."""
     kind, _ = engine_kind(config)
-    indices = range(config.engine.count)
-    logs = run_dir / "logs"
+    logs, place = run_dir / "logs", index if place is None else place
     if kind == "vllm":
         from prl.engines.vllm import VllmEngine  # noqa: PLC0415 -- only where it is chosen
 
         available = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
-        return [
-            VllmEngine(
-                index=index,
-                model=model,
-                config=config.engine,
-                transport=transport,
-                seed=config.seed,
-                log_dir=logs,
-                cores=cores,
-            )
-            for index, cores in enumerate(engine_cores(config, available))
-        ]
+        cores = engine_cores(config, available)
+        return VllmEngine(
+            index=index,
+            model=model,
+            config=config.engine,
+            transport=transport,
+            seed=config.seed,
+            log_dir=logs,
+            cores=cores[place] if place < len(cores) else None,
+            devices=engine_devices(config, place),
+        )
     if kind == "transformers":
         from prl.engines.transformers import TransformersEngine  # noqa: PLC0415 -- only where it is chosen
 
-        return [
-            TransformersEngine(index=index, model=model, config=config.engine, seed=config.seed, log_dir=logs)
-            for index in indices
-        ]
+        (device,) = engine_devices(config, place)
+        return TransformersEngine(
+            index=index, model=model, config=config.engine, seed=config.seed, log_dir=logs, device=device
+        )
     from prl.engines.simulated import Script, SimulatedEngine  # noqa: PLC0415 -- only where it is chosen
 
-    return [
-        SimulatedEngine(index=index, max_num_seqs=config.engine.max_num_seqs, script=Script(), seed=config.seed)
-        for index in indices
-    ]
+    return SimulatedEngine(index=index, max_num_seqs=config.engine.max_num_seqs, script=Script(), seed=config.seed)
+
+
+def engine_devices(config: Config, place: int) -> list[int]:
+    """The GPUs of the engine at ``place``: in order, those of the trainer's ranks (``launch.py``) left out."""
+    size, first = config.engine.tensor_parallel_size, place * config.engine.tensor_parallel_size
+    if place >= config.engine.count and config.trainer.device != "cpu":
+        first += config.trainer.num_ranks
+    return list(range(first, first + size))
 
 
 def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None) -> ExaminedTrainer:
@@ -161,11 +171,21 @@ def make_buffer(config: Config) -> Buffer:
     if pipeline.max_lag is not None:
         return Buffer(pipeline.groups_per_step * (pipeline.max_lag + 1))
     return Buffer(
-        engine.count * engine.max_num_seqs,
+        num_streams(config, engine.count),
         order="completion",
         group_size=pipeline.group_size,
         max_ahead=BATCHES_AHEAD * pipeline.groups_per_step,
     )
+
+
+def num_streams(config: Config, num_engines: int) -> int:
+    """The slots of the paper's mode: the streams that so many engines run at once."""
+    return num_engines * config.engine.max_num_seqs
+
+
+def has_bound(config: Config) -> bool:
+    """Whether the number of slots is fixed; it follows the engines otherwise."""
+    return config.pipeline.mode == "conventional" or config.pipeline.max_lag is not None
 
 
 def make_pacing(config: Config) -> Pacing:
@@ -208,6 +228,7 @@ def make_sync(
         gap_of=gap_of(config),
         timeout_s=config.weights.timeout_s,
         verify_every=config.weights.verify_every,
+        lock=engines.seats.transfers,
         join=join,
         mend=mend,
     )

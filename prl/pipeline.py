@@ -32,8 +32,8 @@ from prl.control.routes import routes_of
 from prl.control.server import ControlServer
 from prl.controller import Controller, Step
 from prl.disk import Disk
-from prl.engines.seats import EngineStatus
-from prl.errors import PrlError
+from prl.engines.seat import EngineStatus
+from prl.errors import PrlError, RefusedError
 from prl.evaluate import Evaluation
 from prl.evaluator import Evaluator
 from prl.failure import FirstFailure, running
@@ -114,7 +114,7 @@ class Pipeline:
         self._fleet: Fleet | None = None
         self._wired: Wired | None = None
         self._eval_after: float | None = None
-        self._run_is_open = False
+        self._run_is_open = self._trains = False
 
     # ---- who waits for whom ------------------------------------------------------------------------------------------
 
@@ -219,6 +219,7 @@ class Pipeline:
         is_recorded = begun < step or await asyncio.to_thread(self._folder.is_evaluated, step)
         evaluator.resumed(begun, is_recorded=is_recorded)
         self._on_stage.quietly("training")
+        self._trains = True
         log.info("started", step=step, run_dir=str(self.run_dir))
 
     async def _restore(self, controller: Controller, start: Start) -> None:
@@ -337,10 +338,12 @@ class Pipeline:
         Raises:
             Exception: the first failure of any part of the run, as it was.
         """
-        controller, evaluator, _ = self._entered
+        controller, evaluator, fleet = self._entered
         with self._waits.doing(f"step {controller.step_number + 1}", aside=True):
             step = await controller.step()
             evaluator.pushed(self._sync.version)
+            if not parts.has_bound(self.config):
+                controller.resize(parts.num_streams(self.config, fleet.engines.num_engines))
             with self._failure.interrupts():
                 await self._record(step)
                 every = self.config.run.checkpoint_every
@@ -401,6 +404,36 @@ class Pipeline:
         """Each engine: how far it is, what it serves, what it did; none before they are started."""
         return [] if self._fleet is None else self._fleet.engines.status()
 
+    async def add_engine(self) -> str:
+        """Start another engine beside those that serve; its name, such as ``engine-2``.
+
+        It starts in the background, receives the current weights, and serves then: ``engines()`` says how far it is.
+        It is tried again like one that died. What it costs the others is the start's share of the machine, and a new
+        weight group at the next push.
+
+        Raises:
+            RefusedError: the machine has no room for it, or the run does not train (yet, or any more).
+        """
+        return await self._steered().add()
+
+    async def remove_engine(self, name: str, *, force: bool = False) -> str:
+        """Take an engine out: ``engine-1``, or just ``1``. Returns its name.
+
+        It gets no stream from now on, and leaves in the background as soon as no weight update is under way; its
+        streams go on elsewhere, behind their tokens.
+
+        Raises:
+            NotFoundError: there is no such engine.
+            RefusedError: no other engine could serve; or fewer than ``engine.min_engines`` would, and ``force`` does
+                not insist; or the run does not train (yet, or any more).
+        """
+        return self._steered().remove(name, force=force)
+
+    def _steered(self) -> Fleet:
+        if self._wired is None or not self._trains:
+            raise RefusedError(f"the run does not train now, and its engines stay who they are: {self._on_stage.text}")
+        return self._wired.fleet
+
     async def save(self) -> None:
         """Write a checkpoint of this step; generation goes on."""
         checkpoints = self.run_dir / "checkpoints"
@@ -420,6 +453,7 @@ class Pipeline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Finish (unless there was an error), end every process, and write the summary."""
+        self._trains = False
         with self._waits.doing("the end"):
             try:
                 if error is None:
@@ -482,7 +516,7 @@ class Pipeline:
         status = "failed" if error is not None else "done" if self._done() else "stopped"
         self.summary = self._totals.summary(
             status,
-            num_engines=self.config.engine.count,
+            num_engines=self.config.engine.count if self._fleet is None else self._fleet.engines.num_engines,
             eval_after=self._eval_after,
             error=None if error is None else f"{type(error).__name__}: {error}",
         )

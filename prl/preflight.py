@@ -16,7 +16,7 @@ from prl.check import cross_check, sequences_in_flight
 from prl.check_data import check_data
 from prl.config import Config
 from prl.data.opening import source_tables
-from prl.errors import ConfigError, MissingExtraError
+from prl.errors import ConfigError, MissingExtraError, RefusedError
 from prl.models import resolve_model
 from prl.parts import engine_kind, installed, make_scorer
 from prl.rewards.base import REGISTRY
@@ -51,6 +51,32 @@ def before_start(config: Config) -> list[Finding]:
         findings += _model(config)
         findings.append(_port(config))
     return findings + _pacing(config)
+
+
+def room_for(config: Config, num_engines: int) -> None:
+    """Whether so many engines fit on this machine together, as far as the estimate tells. Blocking.
+
+    Raises:
+        RefusedError: they do not.
+    """
+    folder = None if engine_kind(config)[0] == "simulated" else _folder(resolve_model(config.model))
+    if folder is None:  # a hub name that was never downloaded is loaded by now; there is nothing to read
+        return
+    engine, num_ranks = msgspec.structs.replace(config.engine, count=num_engines), config.trainer.num_ranks
+    gpus = [] if config.trainer.device == "cpu" else memory.gpu_memory()
+    wanted = engine.count * engine.tensor_parallel_size + num_ranks
+    if gpus and wanted > len(gpus):
+        raise RefusedError(
+            f"no room for another engine: {engine.count} x {engine.tensor_parallel_size} GPUs of engines and"
+            f" {num_ranks} of the trainer are {wanted}, and {len(gpus)} are visible"
+        )
+    need = memory.estimate(msgspec.structs.replace(config, engine=engine), memory.read_shape(folder), on_gpu=bool(gpus))
+    total, _ = memory.machine_memory()
+    if not gpus and need.total > total:
+        raise RefusedError(
+            f"no room for another engine: with {num_engines} the run needs about {_gib(need.total)} of memory, and the"
+            f" machine has {_gib(total)}"
+        )
 
 
 def before_evaluation(config: Config) -> None:

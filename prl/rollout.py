@@ -8,8 +8,8 @@ Invariants:
   counts as a reward of 0. A group of several goes on while at least two members remain, so that there is a baseline.
 - Only streams that ended with ``stop`` or ``length`` are scored, each as soon as it ends; what judges a whole group is
   asked once every member has ended.
-- A stream whose engine dies or stalls goes on with another one, behind the tokens that it has: they keep their
-  versions and log-probabilities, and what follows is sampled given them, so no length is favoured.
+- A stream whose engine dies, stalls or is removed goes on with another one, behind the tokens that it has: they keep
+  their versions and log-probabilities, and what follows is sampled given them, so no length is favoured.
 - A bug, or the end of all engines, is no outcome: it is reported to ``FirstFailure`` and ends the run.
 """
 
@@ -28,7 +28,7 @@ import msgspec
 
 from prl.deadlines import Deadlines
 from prl.engines.base import Decoding
-from prl.errors import EngineDeadError, EngineError, EngineStalledError
+from prl.errors import EngineDeadError, EngineError, EngineLeftError, EngineStalledError
 from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
 from prl.ledger import Member, Sampled, completion_of
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
@@ -116,7 +116,9 @@ class Rollout:
         self.under_way: dict[int, Wait | None] = {}
         """What each rollout waits for, by its prompt's id."""
         self.num_moved = 0
-        """Streams that went on with another engine."""
+        """Streams that went on with another engine because theirs died or stalled."""
+        self.num_handed_over = 0
+        """Streams that did because theirs was removed, as often as that was asked for."""
         self.members_dropped: Counter[str] = Counter()
         """Members that came to nothing, by reason, in groups that went on or not."""
 
@@ -258,15 +260,18 @@ class Rollout:
     async def _stream_on(
         self, prompt: Prompt, decoding: Decoding, member: Member, record: Callable[[TokenChunk], None]
     ) -> None:
-        """Sample to the end; an engine that dies or stalls leaves the rest to another, behind the tokens it gave."""
+        """Sample to the end; an engine that is gone or stalls leaves the rest to another, behind the tokens it gave."""
         deaths = stalls = 0
         first: EngineError | None = None
         while True:
             try:
                 return await self._stream(prompt, decoding, member, record)
-            except (EngineDeadError, EngineStalledError) as error:
+            except (EngineDeadError, EngineStalledError, EngineLeftError) as error:
                 if being_cancelled():
                     raise asyncio.CancelledError from error
+                if isinstance(error, EngineLeftError):
+                    self.num_handed_over += 1
+                    continue
                 died = isinstance(error, EngineDeadError)
                 deaths, stalls = deaths + died, stalls + (not died)
                 first = first or error

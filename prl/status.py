@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from prl.buffer import BufferStatistics
-from prl.engines.seats import EngineStatus
+from prl.engines.seat import EngineStatus
 
 
 class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ Invariants:
   and new weights are then the same as far as can be told. The engines go on before the proof, so that they need not
   stand still for it; no token of theirs is trained before it, for the next batch is taken after the push, and a push
   that raises ends the run.
+- Nobody leaves the weight group while a push is under way: it holds ``lock`` from its beginning to its end.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
 
@@ -98,15 +99,16 @@ class WeightSync:
         gap_of: Callable[[list[float]], float] = max,
         timeout_s: float,
         verify_every: int,
+        lock: asyncio.Lock | None = None,
         join: Callable[[], Awaitable[None]] = _nothing,
         mend: Callable[[int], Awaitable[bool]] = _not_mended,
     ) -> None:
         """Make the pusher.
 
-        ``gap_of`` makes one number of the probe's differences, their maximum or a mean; ``join`` brings all sides into
-        one weight group; ``mend`` says whether a failed push may be done again.
+        ``gap_of`` makes one number of the probe's differences, their maximum or a mean; ``lock`` is held during a push;
+        ``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again.
         """
-        self._join, self._mend = join, mend
+        self._join, self._mend, self._lock = join, mend, lock or asyncio.Lock()
         self._trainer, self._engines = trainer, engines
         self._transport, self._manifest = transport, manifest
         self._probe = probe if len(probe) > 1 else probe * 2  # a log-probability needs a token before its own
@@ -120,6 +122,10 @@ class WeightSync:
 
     async def push(self, version: int) -> PushReport:
         """Make every engine serve the trainer's current weights as ``version``."""
+        async with self._lock:
+            return await self._push(version)
+
+    async def _push(self, version: int) -> PushReport:
         if self._under_way is not None:
             raise WeightSyncError(f"{self._under_way} was interrupted, so the engines' weights are unknown; restart")
         self._under_way = f"the update to version {version}"

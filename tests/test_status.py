@@ -13,8 +13,10 @@ import msgspec
 import pytest
 
 import prl
+from prl import parts
 from prl.config_control import ControlConfig
 from prl.control import address as control_file
+from prl.engines.simulated import Script, SimulatedEngine
 from tests.test_pipeline import simulated, take_steps
 from tests.virtual import in_virtual_time
 
@@ -58,24 +60,30 @@ def ask(run: Path, path: str) -> tuple[int, Any]:
         return answer.status, json.load(answer)
 
 
-async def test_a_run_answers_while_it_starts_and_while_it_trains(tmp_path: Path) -> None:
+async def test_a_run_answers_while_it_starts_and_while_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The address is there before the engines are, tells the same as the library, and ends with the run."""
-    run, asked = tmp_path / "run", list[asyncio.Task[tuple[int, Any]]]()
-    config = simulated(control=ControlConfig())
+    run, early = tmp_path / "run", list[Any]()
 
-    async with asyncio.TaskGroup() as tasks:
+    class Asked(SimulatedEngine):
+        """Is open when the run was asked."""
 
-        def note(stage: str) -> None:
-            if stage.startswith("starting"):
-                asked.append(tasks.create_task(asyncio.to_thread(ask, run, "/status")))
+        async def open(self) -> None:
+            """Ask."""
+            early.append(await asyncio.to_thread(ask, run, "/status"))
+            await super().open()
 
-        async with prl.Pipeline(config, run_dir=run, on_stage=note) as pipeline:
-            await take_steps(pipeline, 1)
-            status, answer = await asyncio.to_thread(ask, run, "/status")
-            engines = await asyncio.to_thread(ask, run, "/engines")
+    def make(*_: Any, index: int, **__: Any) -> SimulatedEngine:
+        return Asked(index=index, max_num_seqs=8, script=Script(), seed=0)
+
+    monkeypatch.setattr(parts, "make_engine", make)
+    async with prl.Pipeline(simulated(control=ControlConfig()), run_dir=run) as pipeline:
+        await take_steps(pipeline, 1)
+        status, answer = await asyncio.to_thread(ask, run, "/status")
+        engines = await asyncio.to_thread(ask, run, "/engines")
     assert (status, answer["step"], answer["pid"]) == (200, 1, os.getpid())
     assert [engine["name"] for engine in engines[1]] == ["engine-0", "engine-1"]
-    (early,) = asked
-    assert early.result()[1]["step"] in {None, 0}  # asked while the engines start; answered a moment later
+    assert [(code, answer["step"], answer["trainer"]["state"]) for code, answer in early] == [(200, None, "starts")] * 2
     with pytest.raises(prl.ConfigError, match="no run goes on there"):
         control_file.read(run)

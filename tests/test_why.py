@@ -41,15 +41,15 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
     def break_(engine: Script | None = None, trainer: TrainerScript | None = None, later: Script | None = None) -> None:
         made: set[int] = set()
 
-        def make_engines(config: Config, *_: Any) -> list[SimulatedEngine]:
-            scripts = [(later if index in made else engine) or Script() for index in range(config.engine.count)]
-            made.update(range(config.engine.count))
-            return [SimulatedEngine(index=i, max_num_seqs=8, script=script, seed=0) for i, script in enumerate(scripts)]
+        def make_engine(*_: Any, index: int, **__: Any) -> SimulatedEngine:
+            script = (later if index in made else engine) or Script()
+            made.add(index)
+            return SimulatedEngine(index=index, max_num_seqs=8, script=script, seed=0)
 
         def make_trainer(*arguments: Any) -> SimulatedTrainer:
             return SimulatedTrainer(script=trainer, resume_from=arguments[-1])
 
-        monkeypatch.setattr(parts, "make_engines", make_engines)
+        monkeypatch.setattr(parts, "make_engine", make_engine)
         monkeypatch.setattr(parts, "make_trainer", make_trainer)
 
     return break_

@@ -15,11 +15,11 @@ from typing import Literal
 
 
 class Placement:
-    """The open streams of ``num_engines`` engines."""
+    """The open streams of the engines, whichever there are."""
 
-    def __init__(self, num_engines: int, rule: Literal["spread", "together"]) -> None:
+    def __init__(self, rule: Literal["spread", "together"]) -> None:
         self._rule = rule
-        self.running = [0] * num_engines
+        self.running: Counter[int] = Counter()
         """Open streams by engine index."""
         self._home: dict[int, int] = {}
         self._members: Counter[int] = Counter()

@@ -11,7 +11,8 @@ Invariants:
   (``weed``) until the engines go on: a trainer that is started again takes minutes, and no prompt is at fault.
 - Pause, load, resume, connect and score are done by all engines or fail: the error names each engine that failed, and
   the others are hardly waited for. After a load that failed nothing resumes until one has succeeded.
-- An engine that died is out at once, and the others go on; how it comes back is told in ``seats.py``.
+- An engine that died is out at once, and the others go on; how it comes back, and how engines are added and removed, is
+  told in ``seats.py``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import NO_TOKEN, GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
-from prl.engines.seats import ANSWER_MARGIN_S, EngineStatus, Seat, Seats
-from prl.errors import EngineDeadError, EngineError, PrlError
+from prl.engines.seat import EngineStatus, Seat
+from prl.engines.seats import ANSWER_MARGIN_S, Remake, Seats
+from prl.errors import EngineDeadError, EngineError, EngineLeftError, PrlError
 from prl.log import get_logger
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 from prl.waits import waiting
@@ -41,7 +43,7 @@ log = get_logger(__name__)
 
 
 class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of all engines; counters grow from the pool's start, over the deaths of engines too."""
+    """A snapshot of all engines; counters grow from the pool's start, whichever engines die, come or go."""
 
     versions: dict[str, int]
     running: dict[str, int]
@@ -50,11 +52,12 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Streams that wait for the pool to resume."""
     tokens_generated: int
     busy_s: float
-    """Mean over the engines of the seconds with at least one open stream and not paused."""
+    """Mean over the engines of the seconds with at least one open stream and not paused (``tally.py``)."""
     busy_fraction: float
     """``busy_s`` over the seconds since the pool was opened."""
     paused: bool
     dead: list[str]
+    """Those that do not serve: dead, not started yet, or about to leave."""
 
 
 class EnginePool:
@@ -65,7 +68,8 @@ class EnginePool:
         config: placement and deadlines.
         gate_timeout_s: longest wait of a new stream for a paused pool to resume; give it ``weights.timeout_s``. It
             begins anew with every update that is tried again, and does not run out while no engine is there.
-        remake: makes another engine for a seat, not opened; None: the first death ends the run.
+        remake: makes another engine, not opened, for a seat's index and its place on the machine; None: the first death
+            ends the run.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class EnginePool:
         config: EngineConfig,
         *,
         gate_timeout_s: float,
-        remake: Callable[[int], Engine] | None = None,
+        remake: Remake | None = None,
     ) -> None:
         self.deadlines = Deadlines()
         """Of all that wait for streams to go on."""
@@ -82,7 +86,7 @@ class EnginePool:
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
         self._config, self._gate_timeout_s = config, gate_timeout_s
-        self._placement = Placement(len(self.seats.all), config.placement)
+        self._placement = Placement(config.placement)
         self._token_deadlines = TokenDeadlines(config.token_timeout_s)
         self._num_waiting = 0
         self._gate = asyncio.Event()
@@ -104,8 +108,13 @@ class EnginePool:
             raise
         self._opened_at = asyncio.get_running_loop().time()
         for seat in self.seats.all:
-            seat.enter("serving")
+            seat.enter(seat.state)  # that far, since now
         self._gate.set()
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that serve, or did and are to serve again."""
+        return sum(seat.counts for seat in self.seats.staying())
 
     @property
     def engines(self) -> list[Engine]:
@@ -145,6 +154,7 @@ class EnginePool:
         Raises:
             EngineError: the engine refused, broke the protocol, or gave no token for ``engine.token_timeout_s``.
             EngineDeadError: the engine died.
+            EngineLeftError: the engine was removed.
         """
         seat = await self._place(group)
         index, engine = seat.index, seat.engine
@@ -157,6 +167,10 @@ class EnginePool:
                     yield chunk
             finally:
                 await stream.close()
+        except EngineError as error:
+            if seat.state == "left":
+                raise EngineLeftError(f"{engine.name} was removed") from error
+            raise
         finally:
             self._placement.leave(group, index)
 
@@ -196,13 +210,13 @@ class EnginePool:
     def statistics(self) -> PoolStatistics:
         """What the engines hold and did so far."""
         snapshots = {seat.engine.name: seat.statistics() for seat in self.seats.all}
-        busy_s = sum(s.busy_s for s in snapshots.values()) / len(snapshots)
+        tokens_generated, busy_s = self.seats.tally.totals()
         open_s = asyncio.get_running_loop().time() - self._opened_at
         return PoolStatistics(
             versions={name: s.version for name, s in snapshots.items()},
-            running=dict(zip(snapshots, self._placement.running, strict=True)),
+            running={seat.engine.name: self._placement.running[seat.index] for seat in self.seats.all},
             waiting=self._num_waiting,
-            tokens_generated=sum(s.tokens_generated for s in snapshots.values()),
+            tokens_generated=tokens_generated,
             busy_s=busy_s,
             busy_fraction=busy_s / open_s if open_s > 0 else 0.0,
             paused=not self._gate.is_set(),
@@ -216,7 +230,8 @@ class EnginePool:
     def describe(self) -> str:
         """One line for people: what each engine holds and what it has not answered."""
         now = self.statistics()
-        engines = [f"{name} ({count} streams{', dead' * (name in now.dead)})" for name, count in now.running.items()]
+        words = {seat.engine.name: "" if seat.serves else f", {_word(seat)}" for seat in self.seats.all}
+        engines = [f"{name} ({count} streams{words[name]})" for name, count in now.running.items()]
         waits = [f"{name} has not answered {call}" for name, call in self.pending.items()]
         gate = [f"{now.waiting} streams wait for the engines to resume"] if now.waiting else []
         return "; ".join([", ".join(engines) + (" paused" if now.paused else ""), *gate, *waits])
@@ -263,7 +278,7 @@ class EnginePool:
         Not where a load was begun, which leaves engines that may serve anything; nor where one serves ``version``,
         which was not proven. There the streams wait, and their deadlines with them.
         """
-        serving = [self.seats.all[index].engine for index in self.seats.serving()]
+        serving = [self.seats.at(index).engine for index in self.seats.serving()]
         if self._failed_load is not None or any(engine.statistics().version == version for engine in serving):
             return
         try:
@@ -276,7 +291,7 @@ class EnginePool:
         while True:
             await self._pass_gate()
             if usable := self.seats.serving():
-                return self.seats.all[self._placement.place(group, usable)]
+                return self.seats.at(self._placement.place(group, usable))
             await self.seats.one_serves()
 
     async def _all(
@@ -335,6 +350,11 @@ class EnginePool:
                 return
             limit = f"{self._gate_timeout_s:g} s (weights.timeout_s)"
             raise EngineError(f"a stream waited {limit} for the engines to resume") from None
+
+
+def _word(seat: Seat) -> str:
+    """Why an engine does not serve, in a word."""
+    return "leaving" if seat.is_leaving else "dead" if seat.state in {"lost", "serving"} else seat.state
 
 
 def _as_one(call: str, failures: dict[str, Exception], num_engines: int) -> Exception:

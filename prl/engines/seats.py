@@ -1,4 +1,4 @@
-"""Who sits in the pool: engines that start, die, are started again, and come back with the weights of the others.
+"""Who sits in the pool: engines that start, die, come back with the weights of the others, are added, and removed.
 
 Invariants:
 
@@ -6,8 +6,10 @@ Invariants:
   with every attempt; it is *ready* when it is open, *joined* in a weight group, and *serving* once it has loaded.
 - Attempts are counted until an engine has served for ``STEADY_S``: one that opens and dies in every update is an
   attempt like one that does not open. After ``engine.max_restarts`` of them the seat stays empty.
-- What a seat has generated, and how long it was busy, never falls: a lost engine's counts pass to the seat in the same
-  breath as the engine leaves it.
+- An engine that is *added* goes the same way from its start on, and counts (``tally.py``, ``engine.min_engines``) from
+  the moment it serves. One that is *removed* gets no new stream from then on; it leaves while no update is under way,
+  out of the weight group and with all that it sampled in its streams, which go on elsewhere behind their tokens.
+- The totals of what was generated, and of the time the engines were busy, never fall, whoever comes or goes.
 - Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
 - Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
   first death does. No time passes while the trainer is started again (``deadlines``), without which nobody can join.
@@ -17,16 +19,17 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Literal
-
-import msgspec
+from functools import partial
+from itertools import count
 
 from prl.config import EngineConfig
 from prl.deadlines import Deadlines
-from prl.engines.base import Engine, EngineStatistics
-from prl.errors import EngineDeadError, EngineError, PrlError
+from prl.engines.base import Engine
+from prl.engines.seat import Seat
+from prl.engines.tally import Tally
+from prl.errors import EngineDeadError, EngineError, NotFoundError, PrlError, RefusedError
 from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
 from prl.waits import Wait, waiting
@@ -43,87 +46,8 @@ FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 1.0, 60.0
 STEADY_S = 600.0
 """An engine that served for so long before it died was no failed attempt."""
 
-State = Literal["serving", "lost", "ready", "joined"]
+Remake = Callable[[int, int], Engine]
 log = get_logger(__name__)
-
-
-class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One engine as people see it."""
-
-    name: str
-    state: str
-    """``serving``; ``lost``: it died and is started again; ``ready`` and ``joined``: it is open, and waits for the
-    weights; ``failed``: it is not started again."""
-    state_s: float
-    """For how long."""
-    version: int
-    """Of the weights that it holds."""
-    streams: int
-    """Open now."""
-    tokens_generated: int
-    busy_s: float
-    """Seconds with at least one open stream and not paused."""
-    restarts: int
-    why: str
-    """Why it was lost last, if it ever was."""
-
-
-class Seat:
-    """The place of one engine in the pool: whoever sits there now, and how far it is."""
-
-    def __init__(self, index: int, engine: Engine) -> None:
-        self.index, self.engine = index, engine
-        self.state: State = "serving"
-        self.state_since = 0.0
-        self.given_up = asyncio.Event()
-        self.why = ""
-        """Why the engine that was lost last was."""
-        self.num_attempts = 0
-        """Engines that were started here since one last served for ``STEADY_S``."""
-        self.stays_empty = False
-        """Whether nobody is started here any more."""
-        self.num_restarts = 0
-        self._num_tokens_before, self._busy_s_before = 0, 0.0
-
-    @property
-    def serves(self) -> bool:
-        """Whether streams may be placed here."""
-        return self.state == "serving" and not self.engine.statistics().dead
-
-    def statistics(self) -> EngineStatistics:
-        """Those of the engine that sits here; tokens and busy seconds of all that ever did."""
-        now = self.engine.statistics()
-        return msgspec.structs.replace(
-            now,
-            tokens_generated=self._num_tokens_before + now.tokens_generated,
-            busy_s=self._busy_s_before + now.busy_s,
-        )
-
-    def enter(self, state: State) -> None:
-        """It is this far."""
-        self.state, self.state_since = state, _now()
-
-    def status(self, num_streams: int) -> EngineStatus:
-        """How it is, with so many streams placed here."""
-        now = self.statistics()
-        return EngineStatus(
-            name=self.engine.name,
-            state="failed" if self.stays_empty else self.state,
-            state_s=_now() - self.state_since,
-            version=now.version,
-            streams=num_streams,
-            tokens_generated=now.tokens_generated,
-            busy_s=now.busy_s,
-            restarts=self.num_restarts,
-            why=self.why,
-        )
-
-    def replace(self, engine: Engine) -> None:
-        """Another engine sits here from now on."""
-        total = self.statistics()
-        self._num_tokens_before, self._busy_s_before = total.tokens_generated, total.busy_s
-        self.engine = engine
-        self.given_up.clear()
 
 
 class Seats:
@@ -132,12 +56,17 @@ class Seats:
     Args:
         engines: at least one, not opened.
         config: deadlines, and how many must serve.
-        remake: makes another engine for a seat, not opened; None: the first death ends the run.
+        remake: makes another engine, not opened, for a seat's index and its place on the machine; None: the first death
+            ends the run, and none can be added.
     """
 
-    def __init__(self, engines: Sequence[Engine], config: EngineConfig, remake: Callable[[int], Engine] | None) -> None:
-        self.all = [Seat(index, engine) for index, engine in enumerate(engines)]
+    def __init__(self, engines: Sequence[Engine], config: EngineConfig, remake: Remake | None) -> None:
+        self.all = [Seat(index, engine, place=index) for index, engine in enumerate(engines)]
         self.remake = remake
+        self.tally = Tally(lambda: [seat.statistics() for seat in self.all if seat.counts])
+        """What all engines did that ever counted."""
+        self.transfers = asyncio.Lock()
+        """Held while weights are pushed: the engines in the weight group stay who they are meanwhile."""
         self.apart = True
         """Whether the weight group is not that of the engines that are there."""
         self.num_restarts = 0
@@ -147,7 +76,8 @@ class Seats:
         self.restarts: dict[int, Wait | None] = {}
         """Restarts under way, by seat."""
         self.changed = asyncio.Event()
-        """Set, and replaced, when an engine is lost, is ready, or has loaded."""
+        """Set, and replaced, when an engine is lost, is ready, has loaded, is added or removed."""
+        self._indices = count(len(self.all))
         self.deadlines = Deadlines()
         """Of the waits for engines that come back: who is ready cannot join while the trainer is started again."""
         self._num_lost = self._num_lost_told = 0
@@ -155,7 +85,7 @@ class Seats:
 
     def there(self) -> list[Seat]:
         """The engines that are alive, in the weight group or not."""
-        return [seat for seat in self.all if seat.state != "lost" and not seat.engine.statistics().dead]
+        return [seat for seat in self.all if seat.is_there and not seat.engine.statistics().dead]
 
     def members(self) -> list[Seat]:
         """The engines that pauses, loads and scores are for."""
@@ -164,6 +94,57 @@ class Seats:
     def serving(self) -> list[int]:
         """Where streams may be placed."""
         return [seat.index for seat in self.all if seat.serves]
+
+    def at(self, index: int) -> Seat:
+        """The seat with this index."""
+        return next(seat for seat in self.all if seat.index == index)
+
+    def find(self, name: str) -> Seat:
+        """The seat of the engine with this name, or this index as a text. Raises NotFoundError."""
+        for seat in self.all:
+            if name in {seat.engine.name, str(seat.index)}:
+                return seat
+        raise NotFoundError(f"there is no engine {name!r}: there are {', '.join(s.engine.name for s in self.all)}")
+
+    def staying(self) -> list[Seat]:
+        """All but those that were removed."""
+        return [seat for seat in self.all if not seat.is_leaving]
+
+    # ---- who comes and goes ------------------------------------------------------------------------------------------
+
+    def add(self) -> Seat:
+        """Start another engine, in the background. Raises RefusedError where engines cannot be made."""
+        if self.remake is None:
+            raise RefusedError("this pool was given its engines and cannot make another")
+        index, taken = next(self._indices), {seat.place for seat in self.all}
+        place = next(place for place in count() if place not in taken)
+        seat = Seat(index, self.remake(index, place), place=place, is_new=True)
+        seat.enter("starting")
+        self.all.append(seat)
+        log.info("an engine is added", engine=seat.engine.name)
+        self._tell()
+        return seat
+
+    def remove(self, seat: Seat, *, force: bool) -> None:
+        """Take an engine out, in the background.
+
+        Raises:
+            RefusedError: no other could serve, or, without ``force``, fewer than ``engine.min_engines`` would.
+        """
+        if seat.is_leaving:
+            return
+        name, others = seat.engine.name, [other for other in self.staying() if other is not seat]
+        if all(other.stays_empty for other in others):
+            raise RefusedError(f"{name} is the only engine, and without one the run cannot go on: add another first")
+        num_left, fewest = sum(other.serves for other in others), self._config.min_engines
+        if seat.serves and num_left < fewest and not force:
+            raise RefusedError(
+                f"without {name}, {num_left} engines would serve, fewer than engine.min_engines = {fewest}:"
+                " add one and wait until it serves, or insist (force)"
+            )
+        seat.is_leaving = True
+        log.info("an engine is removed", engine=name)
+        self._tell()
 
     # ---- what happens to them ----------------------------------------------------------------------------------------
 
@@ -179,13 +160,17 @@ class Seats:
         for seat in seats:
             if seat.state == "joined":
                 seat.enter("serving")
-                log.warning("an engine serves again", engine=seat.engine.name, version=version)
+                if seat.counts:
+                    log.warning("an engine serves again", engine=seat.engine.name, version=version)
+                else:
+                    self._count(seat, counts=True)
+                    log.info("an engine that was added serves", engine=seat.engine.name, version=version)
         self._num_lost_told = self._num_lost
         self._tell()
 
     def give_up(self, seat: Seat, why: str) -> None:
         """This engine is no use any more."""
-        if seat.state != "lost":
+        if seat.is_there:
             if seat.state == "serving" and _now() - seat.state_since >= STEADY_S:
                 seat.num_attempts = 0
             seat.enter("lost")
@@ -199,7 +184,7 @@ class Seats:
 
         Each is a reason once to try the update again, whoever noticed first that it was lost.
         """
-        asked, limit_s = [seat for seat in self.all if seat.state != "lost"], self.answer_timeout_s
+        asked, limit_s = [seat for seat in self.all if seat.is_there], self.answer_timeout_s
 
         async def check(seat: Seat) -> None:
             try:
@@ -218,16 +203,24 @@ class Seats:
         return self.remake is not None and were_lost
 
     async def failed(self) -> str:
-        """Start again what dies; return why that is not enough any more, with the last log lines of what was lost."""
-        failure, why = FirstFailure(), ""
+        """Start what dies or is added, end what is removed; return why that is not enough any more.
 
-        async def keep(seat: Seat) -> None:
-            with failures_to(failure.set, f"keeping {seat.engine.name}"):
-                await self._keep(seat)
+        What is returned has the last log lines of what was lost.
+        """
+        failure, why, tasks = FirstFailure(), "", list[asyncio.Task[None]]()
+
+        async def guarded(work: Callable[[], Awaitable[None]]) -> None:
+            with failures_to(failure.set, "keeping the engines"):
+                await work()
 
         with failure.interrupts():
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(keep(seat)) for seat in self.all]
+
+                def start(work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+                    tasks.append(group.create_task(guarded(work)))
+                    return tasks[-1]
+
+                start(partial(self._manage, start))
                 why = await self._too_few()
                 for task in tasks:
                     task.cancel()
@@ -285,8 +278,47 @@ class Seats:
             for seat in self.all:
                 group.create_task(_close(seat.engine))
 
+    async def _manage(self, start: Callable[[Callable[[], Awaitable[None]]], asyncio.Task[None]]) -> None:
+        """Keep every engine, whoever comes, until it is removed."""
+        lives: dict[int, asyncio.Task[None]] = {}
+        leaving: set[int] = set()
+        while True:
+            for seat in self.all:
+                if seat.index not in lives:
+                    lives[seat.index] = start(partial(self._keep, seat))
+                if seat.is_leaving and seat.index not in leaving:
+                    leaving.add(seat.index)
+                    start(partial(self._see_off, seat, lives[seat.index]))
+            await self.changed.wait()
+
+    async def _see_off(self, seat: Seat, life: asyncio.Task[None]) -> None:
+        """End an engine that was removed. What it has sampled is with its streams before they hear of its end."""
+        life.cancel()
+        await asyncio.wait([life])
+        self.restarts[seat.index] = None
+        async with self.transfers:
+            if seat.is_there:
+                self.apart = True
+                with suppress(TimeoutError, EngineError):
+                    async with asyncio.timeout(ANSWER_MARGIN_S):
+                        await seat.engine.pause()
+            self._count(seat, counts=False)
+            seat.enter("left")
+        await _close(seat.engine)
+        self.all.remove(seat)
+        log.info("an engine has left", engine=seat.engine.name)
+        self._tell()
+
+    def _count(self, seat: Seat, *, counts: bool) -> None:
+        with self.tally.kept():
+            seat.counts = counts
+
     async def _keep(self, seat: Seat) -> None:
         """Give up the engine of a seat when it dies, and start another there."""
+        if seat.state == "starting":
+            if self.remake is None or not await self._start(seat, self.remake):
+                return
+            self._is_ready(seat)
         while True:
             self.give_up(seat, await _end_of(seat))
             if self.remake is None:
@@ -298,11 +330,23 @@ class Seats:
                 return
             self.num_restarts += 1
             seat.num_restarts += 1
-            seat.enter("ready")
-            self.apart = True
-            self._tell()
+            self._is_ready(seat)
 
-    async def _start_again(self, seat: Seat, remake: Callable[[int], Engine], why: str) -> bool:
+    def _is_ready(self, seat: Seat) -> None:
+        seat.enter("ready")
+        self.apart = True
+        self._tell()
+
+    async def _start(self, seat: Seat, remake: Remake) -> bool:
+        """Until one is open that was added; False where that was tried too often."""
+        try:
+            await self.open(seat.engine)
+        except PrlError as error:
+            seat.why = str(error)
+            return await self._start_again(seat, remake, seat.why)
+        return True
+
+    async def _start_again(self, seat: Seat, remake: Remake, why: str) -> bool:
         """Until one is open; False where that was tried too often."""
         while True:
             name, attempt = seat.engine.name, seat.num_attempts + 1
@@ -311,12 +355,15 @@ class Seats:
                 await _close(seat.engine)
                 return False
             pause_s = min(FIRST_BACK_OFF_S * 2**seat.num_attempts, LAST_BACK_OFF_S)
-            log.warning("an engine is lost: it is started again", engine=name, attempt=attempt, in_s=pause_s, why=why)
+            what = "an engine is lost: it is started again"
+            if seat.state == "starting":
+                what = "an engine that was added did not start: it is started again"
+            log.warning(what, engine=name, attempt=attempt, in_s=pause_s, why=why)
             await _close(seat.engine)
             with waiting(name, f"pauses before attempt {attempt}", limit_s=pause_s):
                 await asyncio.sleep(pause_s)
             seat.num_attempts = attempt
-            seat.replace(remake(seat.index))
+            seat.replace(remake(seat.index, seat.place))
             try:
                 await self.open(seat.engine)
             except PrlError as error:
@@ -341,21 +388,25 @@ class Seats:
         if self.remake is None:
             await self._until(lambda: any(seat.state == "lost" for seat in self.all))
             return self._losses()
-        enough, limit_s = min(self._config.min_engines, len(self.all)), self._config.recovery_timeout_s
+        limit_s, enough = self._config.recovery_timeout_s, self._enough
         while True:
-            await self._until(lambda: sum(seat.state != "lost" for seat in self.all) < enough)
+            await self._until(lambda: sum(seat.is_there for seat in self.staying()) < enough())
             with suppress(TimeoutError):
                 async with self.deadlines.timeout(limit_s):
-                    await self._until(lambda: len(self.serving()) >= enough or self._num_left() < enough)
-                if self._num_left() >= enough:
+                    await self._until(lambda: len(self.serving()) >= enough() or self._num_left() < enough())
+                if self._num_left() >= enough():
                     continue
                 tried = f"engine.max_restarts = {self._config.max_restarts}"
-                return f"fewer than {enough} engines (engine.min_engines) are left after {tried}: {self._losses()}"
+                return f"fewer than {enough()} engines (engine.min_engines) are left after {tried}: {self._losses()}"
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"
-            return f"fewer than {enough} engines (engine.min_engines) served for {limit}: {self._losses()}"
+            return f"fewer than {enough()} engines (engine.min_engines) served for {limit}: {self._losses()}"
+
+    def _enough(self) -> int:
+        """How many must serve: not more than there were, without those that were removed on purpose."""
+        return min(self._config.min_engines, sum(seat.counts for seat in self.staying()))
 
     def _num_left(self) -> int:
-        return sum(not seat.stays_empty for seat in self.all)
+        return sum(not seat.stays_empty for seat in self.staying())
 
     def _losses(self) -> str:
         return "; ".join(f"{seat.engine.name} is dead: {seat.why}" for seat in self.all if seat.why)

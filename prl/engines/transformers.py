@@ -25,16 +25,19 @@ class TransformersEngine(HostedEngine):
     """One host process that samples with transformers.
 
     Args:
-        index: names the engine and its log, ``engine-<index>``; which GPU, where there are several (modulo them).
+        index: names the engine and its log, ``engine-<index>``.
         model: what the config names; a built-in, a folder, or a hub name.
         config: ``[engine]``.
         seed: of the run; engines of one run differ by their index.
         log_dir: where ``engine-<index>.log`` is written.
+        device: which GPU, where there are several (modulo them); absent: the index.
     """
 
     library: ClassVar[str] = "transformers"
 
-    def __init__(self, *, index: int, model: str, config: EngineConfig, seed: int, log_dir: Path) -> None:
+    def __init__(
+        self, *, index: int, model: str, config: EngineConfig, seed: int, log_dir: Path, device: int | None = None
+    ) -> None:
         cores = os.cpu_count() or 1
         start = Start(
             model=resolve_model(model),
@@ -42,7 +45,7 @@ class TransformersEngine(HostedEngine):
             transport="gloo",
             seed=(seed * 1_000_003 + index) % 2**63,
             num_threads=max(1, cores // (config.count + 1)),  # the trainer has a share too
-            devices=[index],
+            devices=[index if device is None else device],
         )
         module = "prl.engines.transformers_host"
         super().__init__(name=f"engine-{index}", module=module, environment={}, start=start, log_dir=log_dir)

@@ -25,6 +25,7 @@ from prl.simulation import CHECKPOINT, MANIFEST, CallFault, CallFaults, Meeting,
 from prl.trainer import checkpoint
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.types import Batch, WeightGroup, WeightUpdate
+from prl.waits import waiting
 
 _FILE = "simulated-trainer.msgpack"
 
@@ -77,7 +78,8 @@ class SimulatedTrainer:
     async def open(self) -> TrainerReady:
         """Take the script's ``open_s`` and read the checkpoint, if there is one."""
         await self._call("open")
-        await asyncio.sleep(self._script.open_s)
+        with waiting("the trainer", "starts", alive_at=asyncio.get_running_loop().time):
+            await asyncio.sleep(self._script.open_s)
         state = self._resume(self._resume_from) if self._resume_from else {}
         if self._script.die_at_s is not None:
             reason = f"the simulated trainer died {self._script.die_at_s:g} s after its start, as scripted"
@@ -203,15 +205,17 @@ class SimulatedTrainer:
         return fault
 
     async def _work(self, seconds: float) -> None:
-        """Be busy, unless death comes first."""
-        started = asyncio.get_running_loop().time()
+        """Be busy and show it, as a rank's beats do, unless death comes first."""
+        clock = asyncio.get_running_loop().time
+        started = clock()
         try:
-            async with asyncio.timeout(seconds):
-                await self._died.wait()
+            with waiting("the trainer", "works", alive_at=clock):
+                async with asyncio.timeout(seconds):
+                    await self._died.wait()
         except TimeoutError:
             pass
         finally:
-            self._busy_s += asyncio.get_running_loop().time() - started
+            self._busy_s += clock() - started
         self._check_alive()
 
     def _check_alive(self) -> None:

@@ -12,7 +12,7 @@ from prl.engines.placement import Placement
 
 def test_spread_takes_the_least_loaded_and_then_the_lowest() -> None:
     """Each stream goes where the fewest are; among equals to the lowest index."""
-    placement = Placement(3, "spread")
+    placement = Placement("spread")
     assert [placement.place(0, [0, 1, 2]) for _ in range(4)] == [0, 1, 2, 0]
     placement.leave(0, 1)
     assert placement.place(0, [0, 1, 2]) == 1
@@ -20,13 +20,13 @@ def test_spread_takes_the_least_loaded_and_then_the_lowest() -> None:
 
 def test_together_keeps_a_group_where_its_first_member_went() -> None:
     """Groups are spread, members are not."""
-    placement = Placement(2, "together")
+    placement = Placement("together")
     assert [placement.place(group, [0, 1]) for group in (7, 7, 7, 8, 8, 9)] == [0, 0, 0, 1, 1, 1]
 
 
 def test_together_forgets_a_group_whose_members_have_all_left() -> None:
     """A group that comes back is placed anew, and nothing is kept for those that do not."""
-    placement = Placement(2, "together")
+    placement = Placement("together")
     for _ in range(2):
         placement.place(7, [0, 1])
     for _ in range(2):
@@ -38,7 +38,7 @@ def test_together_forgets_a_group_whose_members_have_all_left() -> None:
 
 def test_dead_engines_get_nothing() -> None:
     """Only usable engines are chosen, whatever a group's first member did."""
-    placement = Placement(2, "together")
+    placement = Placement("together")
     assert placement.place(7, [0, 1]) == 0
     assert placement.place(7, [1]) == 1
 
@@ -51,18 +51,19 @@ def test_counts_are_those_of_the_open_streams(
     rule: Literal["spread", "together"], events: list[tuple[bool, int]]
 ) -> None:
     """After any arrivals and departures each engine counts its open streams, and at last none."""
-    placement = Placement(3, rule)
+    placement = Placement(rule)
     open_streams: list[tuple[int, int]] = []
     for arrives, group in events:
         if arrives or not open_streams:
             open_streams.append((group, placement.place(group, [0, 1, 2])))
         else:
             placement.leave(*open_streams.pop(group % len(open_streams)))
-        assert placement.running == [sum(index == i for _, index in open_streams) for i in range(3)]
+        running = [placement.running[i] for i in range(3)]
+        assert running == [sum(index == i for _, index in open_streams) for i in range(3)]
         if rule == "spread" and arrives:
-            assert placement.running[open_streams[-1][1]] <= min(placement.running) + 1
+            assert placement.running[open_streams[-1][1]] <= min(running) + 1
     for stream in open_streams:
         placement.leave(*stream)
-    assert placement.running == [0, 0, 0]
+    assert [placement.running[i] for i in range(3)] == [0, 0, 0]
     assert not placement._home
     assert not placement._members

@@ -425,7 +425,7 @@ async def test_who_is_stuck_in_the_weight_group_is_not_taken_for_dead() -> None:
         SimulatedEngine(index=i, max_num_seqs=4, script=script(fault), seed=0)
         for i, fault in enumerate((late, CallFault(call="pause", kind="hang")))
     ]
-    pool = EnginePool(engines, EngineConfig(), gate_timeout_s=30, remake=lambda index: engines[index])
+    pool = EnginePool(engines, EngineConfig(), gate_timeout_s=30, remake=lambda index, _: engines[index])
     await connected(pool)
     assert await pool.weed() is True
     assert [seat.engine.name for seat in pool.seats.there()] == ["engine-0"]
@@ -547,7 +547,7 @@ async def test_counts_never_fall_when_engines_die() -> None:
         SimulatedEngine(index=0, max_num_seqs=4, script=Script(open_s=2, die_at_s=age), seed=0) for age in (3, 4, 1, 99)
     ]
     left = made[1:]
-    pool = await opened(EnginePool(made[:1], EngineConfig(), gate_timeout_s=30, remake=lambda _: left.pop(0)))
+    pool = await opened(EnginePool(made[:1], EngineConfig(), gate_timeout_s=30, remake=lambda *_: left.pop(0)))
     seen = [pool.statistics()]
 
     async def ask() -> None:

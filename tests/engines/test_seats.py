@@ -42,9 +42,9 @@ class Scripts:
         self.by_seat: dict[int, list[Script]] = {}
         self.made: list[SimulatedEngine] = []
 
-    def make(self, config: Config, *_: Any) -> list[Any]:
-        """Stand in for ``parts.make_engines``: makes an engine when its seat is asked for."""
-        return Lazy(config.engine.count, self._make)  # type: ignore[return-value]
+    def make(self, *_: Any, index: int, **__: Any) -> SimulatedEngine:
+        """Stand in for ``parts.make_engine``."""
+        return self._make(index)
 
     def _make(self, index: int) -> SimulatedEngine:
         left = self.by_seat.get(index, [])
@@ -54,26 +54,11 @@ class Scripts:
         return engine
 
 
-class Lazy:
-    """A list whose items are made when they are taken."""
-
-    def __init__(self, length: int, make: Any) -> None:
-        self._length, self._make = length, make
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> Any:
-        if index >= self._length:
-            raise IndexError(index)
-        return self._make(index)
-
-
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Scripts:
     """The engines of the test."""
     made = Scripts()
-    monkeypatch.setattr(parts, "make_engines", made.make)
+    monkeypatch.setattr(parts, "make_engine", made.make)
     return made
 
 
@@ -280,7 +265,7 @@ async def seats_of(first: Script, others: Script, **config: Any) -> tuple[Seats,
     """Two seats, the second of which is quiet; when an engine was made for the first."""
     made = list[float]()
 
-    def remake(index: int) -> SimulatedEngine:
+    def remake(index: int, _: int) -> SimulatedEngine:
         made.append(asyncio.get_running_loop().time())
         return SimulatedEngine(index=index, max_num_seqs=1, script=others, seed=0)
 

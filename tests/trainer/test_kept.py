@@ -22,7 +22,6 @@ from prl.simulation import CallFault
 from prl.trainer.base import Trainer
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
 from prl.types import WeightGroup
-from tests.engines.test_seats import Lazy
 from tests.test_pipeline import lines, simulated, take_steps
 
 NUM_STEPS = 8
@@ -237,12 +236,12 @@ def test_engines_that_are_back_have_time_to_join_a_trainer_that_is_not(
     """Both engines and the trainer die at once; the trainer takes longer than ``engine.recovery_timeout_s``."""
     made: list[int] = []
 
-    def make_engine(index: int) -> SimulatedEngine:
+    def make_engine(*_: Any, index: int, **__: Any) -> SimulatedEngine:
         made.append(index)
         dies = Script(base_s=0.01, die_at_s=3.0) if len(made) <= 2 else Script(base_s=0.01)
         return SimulatedEngine(index=index, max_num_seqs=8, script=dies, seed=0)
 
-    monkeypatch.setattr(parts, "make_engines", lambda *_: Lazy(2, make_engine))
+    monkeypatch.setattr(parts, "make_engine", make_engine)
     scripts += [TrainerScript(die_at_s=3.0), TrainerScript(open_s=90.0)]
     config = config_of(max_lag=1)
     engine = msgspec.structs.replace(config.engine, recovery_timeout_s=30.0)

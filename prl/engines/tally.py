@@ -1,0 +1,36 @@
+"""What engines that come and go have done together.
+
+Invariant: neither number falls, and neither jumps, when an engine comes or goes. Tokens are those of all that ever
+counted. The busy time is the mean over the engines that count *while* they do: the sum over every span between two
+changes of the mean of that span, so that its growth over any time is a share of it, 0 to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from prl.engines.base import EngineStatistics
+
+
+class Tally:
+    """The sum and the mean over ``snapshot()``: the statistics of the engines that count now."""
+
+    def __init__(self, snapshot: Callable[[], Sequence[EngineStatistics]]) -> None:
+        self._snapshot = snapshot
+        self._tokens, self._busy_s = 0, 0.0
+
+    def totals(self) -> tuple[int, float]:
+        """Tokens generated, and busy seconds as a mean over the engines."""
+        now = self._snapshot()
+        busy_s = sum(each.busy_s for each in now) / max(1, len(now))
+        return self._tokens + sum(each.tokens_generated for each in now), self._busy_s + busy_s
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Which engines count changes in here; the totals do not."""
+        tokens, busy_s = self.totals()
+        yield
+        tokens_after, busy_s_after = self.totals()
+        self._tokens += tokens - tokens_after
+        self._busy_s += busy_s - busy_s_after

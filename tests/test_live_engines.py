@@ -1,0 +1,68 @@
+"""Engines of vLLM that are added to the default job and removed from it while it trains, from the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_faults import ROOT, START_S, Job, started
+
+__all__ = ["started"]
+
+
+def prl(*words: str) -> subprocess.CompletedProcess[str]:
+    """``prl`` in a process of its own."""
+    command = [sys.executable, "-m", "prl", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+def wait_for(job: Job, condition: Callable[[dict[str, dict[str, Any]]], bool]) -> dict[str, dict[str, Any]]:
+    """Until the engines of the job, by name, are as they should be."""
+    deadline = time.monotonic() + START_S
+    while True:
+        answer = prl("engines", "list", str(job.run_dir), "--json")
+        assert answer.returncode == 0, answer.stderr
+        engines = {engine["name"]: engine for engine in json.loads(answer.stdout)}
+        if condition(engines):
+            return engines
+        assert time.monotonic() < deadline, f"{engines}\n{job.said}"
+        job.descendants()
+        time.sleep(0.3)
+
+
+@pytest.mark.timeout(400)
+def test_an_engine_is_added_and_another_removed(tmp_path: Path, started: list[Job]) -> None:
+    """The new one samples for the run with its current weights, the old one's process ends, no prompt is lost."""
+    job = Job(tmp_path)
+    started.append(job)
+    job.wait_for_step(1)
+    assert prl("engines", "remove", str(job.run_dir), "engine-0", "--force").returncode == 1
+    added = prl("engines", "add", str(job.run_dir))
+    assert (added.returncode, added.stderr, added.stdout.split()[:1]) == (0, "", ["engine-1"])
+    engines = wait_for(job, lambda engines: engines["engine-1"]["tokens_generated"] > 0)
+    assert engines["engine-1"]["state"] == "serving"
+    assert engines["engine-1"]["version"] > 0
+    assert prl("engines", "remove", str(job.run_dir), "engine-0").returncode == 0
+    before = wait_for(job, lambda engines: list(engines) == ["engine-1"])["engine-1"]
+    wait_for(job, lambda engines: engines["engine-1"]["version"] > before["version"] + 1)
+    hosts = [process for process in job.descendants() if process.cmdline()[-1:] == ["prl.engines.vllm_host"]]
+    assert len(hosts) == 1
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for("ending the processes")
+    assert job.end() == 0
+    events = [json.loads(line)["event"] for line in (job.run_dir / "events.jsonl").read_text().splitlines()]
+    assert not [event for event in events if "lost" in event]
+    metrics = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
+    assert max(line["lag_max"] for line in metrics) == 1
+    assert sum(line["streams_handed_over"] for line in metrics) > 0
+    assert sum(line["streams_moved"] + line["engine_restarts"] for line in metrics) == 0
+    assert prl("audit", str(job.run_dir)).returncode == 0
