@@ -16,6 +16,7 @@ from prl.check_control import check_control, is_loopback
 from prl.check_data import check_data
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
+from prl.config_environment import SINGLE_TURN
 from prl.errors import ConfigError
 from prl.trainer.launch import TOKEN, split_address
 
@@ -144,7 +145,15 @@ def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _rewards(config: Config) -> Iterator[str]:
+    is_single_turn = config.environment.name == SINGLE_TURN
+    if is_single_turn and (config.environment.options or config.gateway.enabled):
+        yield (
+            "environment.options and gateway.enabled = true are of use to an environment alone, and environment.name ="
+            f" {SINGLE_TURN!r}: name one, or remove them"
+        )
     if not config.rewards:
+        if not is_single_turn:
+            return
         yield "rewards: at least one is needed to train: add [[rewards]] with a name, such as 'math'"
     elif all(reward.weight == 0 for reward in config.rewards):
         yield "rewards: every weight is 0, so there is nothing to learn"

@@ -3,8 +3,8 @@
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
 that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of the data,
 evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, that of the control address in
-``config_control.py``. The doc of a field is the string under it. Units are in the name; counts start with ``num_``.
-Nothing here imports torch or vLLM.
+``config_control.py``, those of environments in ``config_environment.py``. The doc of a field is the string under it.
+Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from msgspec import Meta, field
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
 from prl.config_control import ControlConfig
 from prl.config_data import DataConfig
+from prl.config_environment import EnvironmentConfig, GatewayConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
@@ -221,5 +222,7 @@ class Config(Table, frozen=True, kw_only=True):
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
     control: ControlConfig = ControlConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    gateway: GatewayConfig = GatewayConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
-    """At least one is needed to train."""
+    """At least one is needed to train, unless an environment gives rewards of its own: all of them are added."""

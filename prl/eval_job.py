@@ -59,6 +59,7 @@ class EvalJob:
         self._num_samples = self._config.eval.num_samples if num_samples is None else num_samples
         self._out = None if out is None else _writable(Path(out))
         self._scorer = parts.make_scorer(config)
+        self._environment = parts.environment_of(config)
         self._console = make_console()
 
     def run(self) -> int:
@@ -106,7 +107,11 @@ class EvalJob:
             stack.push_async_callback(pool.close)
             line.stage(f"starting {parts.describe_engines(config)}")
             await pool.open()
-            rollout = parts.make_rollout(config, pool, self._scorer, tokenizer, FirstFailure())
+            play = None
+            if self._environment is not None:
+                episodes = parts.make_episodes(config, self._environment, tokenizer, None)
+                play = (await stack.enter_async_context(episodes)).play
+            rollout = parts.make_rollout(config, pool, self._scorer, tokenizer, FirstFailure(), play=play)
             evaluate = parts.make_evaluate(config, prompts, rollout, self._scorer, tokenizer.stop_token_ids)
             line.answering(len(prompts) * config.eval.num_answers)
             try:

@@ -16,9 +16,10 @@ from prl.check import cross_check, sequences_in_flight
 from prl.check_data import check_data
 from prl.config import Config
 from prl.data.opening import source_tables
+from prl.environments.base import REGISTRY as ENVIRONMENTS
 from prl.errors import ConfigError, MissingExtraError, RefusedError
 from prl.models import resolve_model
-from prl.parts import engine_kind, installed, make_scorer
+from prl.parts import engine_kind, environment_of, installed, make_scorer
 from prl.rewards.base import REGISTRY
 from prl.trainer.launch import split_address
 
@@ -44,6 +45,7 @@ def before_start(config: Config) -> list[Finding]:
         raise MissingExtraError("peft", "lora", f"lora.rank = {config.lora.rank}")
     for reward in config.rewards:
         REGISTRY.find(reward.name)
+    ENVIRONMENTS.find(config.environment.name)
     _files(config)
     kind, why = engine_kind(config)
     findings = [Finding(topic="engine", text=f"{config.engine.count} x {kind} ({why})")]
@@ -89,6 +91,7 @@ def before_evaluation(config: Config) -> None:
     cross_check(config)
     for reward in config.rewards:
         REGISTRY.find(reward.name)
+    ENVIRONMENTS.find(config.environment.name)
     _files(config)
     folder = None if engine_kind(config)[0] == "simulated" else _folder(resolve_model(config.model))
     if folder is not None:
@@ -120,7 +123,9 @@ def check(config: Config) -> list[Finding]:
     findings = before_start(config)
     scorer = make_scorer(config)
     names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards)
-    findings.append(Finding(topic="rewards", text=names))
+    findings.append(Finding(topic="rewards", text=names or "the environment's own"))
+    if (environment := environment_of(config)) is not None:
+        findings.append(Finding(topic="environment", text=environment.name))
     tokenizer = Tokenizer.load(resolve_model(config.model))
     ends = ", ".join(map(str, tokenizer.stop_token_ids))
     template = "a chat template" if tokenizer.has_template else "no chat template"
