@@ -40,6 +40,7 @@ REGISTRY = Registry(
         "answer": "prl.rewards.answer:Answer",
         "format": "prl.rewards.format:Format",
         "math": "prl.rewards.math:Math",
+        "reasoning_gym": "prl.rewards.gym:ReasoningGym",
     },
 )
 
