@@ -124,6 +124,7 @@ def check(config: Config) -> list[Finding]:
     scorer = make_scorer(config)
     names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards)
     findings.append(Finding(topic="rewards", text=names or "the environment's own"))
+    findings += [Finding(topic="rewards", text=note) for note in scorer.notes]
     if (environment := environment_of(config)) is not None:
         findings.append(Finding(topic="environment", text=environment.name))
     tokenizer = Tokenizer.load(resolve_model(config.model))
