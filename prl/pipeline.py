@@ -43,9 +43,10 @@ from prl.ledger import group_of
 from prl.log import Console, configure, get_logger
 from prl.metrics import StepReport
 from prl.models import resolve_model
-from prl.prompts import PromptSource, open_source
+from prl.prompts import PromptSource, changes, open_source
 from prl.recovery import Start, find_start
 from prl.resumed_config import check_changes
+from prl.rollout import Play
 from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals
 from prl.settings import to_toml_without_secrets
 from prl.status import Stage, Status, TrainerStatus
@@ -98,6 +99,7 @@ class Pipeline:
         self.config = config
         self._model = resolve_model(config.model)
         self._scorer = parts.make_scorer(config)
+        self._environment = parts.environment_of(config)
         self._claim = claim(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
         self.run_dir = self._claim.path
         self.summary: Summary | None = None
@@ -178,11 +180,12 @@ class Pipeline:
         self._stack.push_async_callback(self._control.close)
         with waiting("tokenizer and data", limit_s=math.inf):
             self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
-            fields = self._scorer.required_fields
-            self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
+            fields, check = self._scorer.required_fields, self._scorer.check_row
+            self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields, check)
             self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
         with waiting("checkpoint and journal", limit_s=math.inf):
             start = await asyncio.to_thread(find_start, run_dir, config) if self._resume else Start()
+            changed += changes(self._source, start.ledger, accept=self._accept_changes)
             await asyncio.to_thread(self._folder.open, to_toml_without_secrets(config), start.ledger.step)
         self._totals = start.totals
         self._stack.enter_context(configure(self.run_dir, self._console))
@@ -201,6 +204,7 @@ class Pipeline:
         await self._journal.begin_segment()
         await self._scorer.__aenter__()
         self._stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
+        self._play = await self._open_episodes()
         fleet, ready = await self._start_processes(start.checkpoint)
         controller, evaluator, _ = self._wired = self._wire(fleet, ready)
         await self._loops.enter_async_context(running(controller.keep()))
@@ -220,6 +224,15 @@ class Pipeline:
         self._on_stage.quietly("training")
         self._trains = True
         log.info("started", step=step, run_dir=str(self.run_dir))
+
+    async def _open_episodes(self) -> Play | None:
+        """What plays episodes; None where a rollout is a single turn."""
+        if self._environment is None:
+            return None
+        episodes = parts.make_episodes(self.config, self._environment, self._tokenizer, None)
+        await episodes.__aenter__()
+        self._stack.push_async_callback(closed, episodes.__aexit__, None, None, None)
+        return episodes.play
 
     async def _restore(self, controller: Controller, start: Start) -> None:
         """Do again the steps that the trainer's checkpoint lacks, and go on with the prompts that were under way."""
@@ -268,7 +281,7 @@ class Pipeline:
         """Put the parts together."""
         config, scorer, tokenizer = self.config, self._scorer, self._tokenizer
         rollout = parts.make_rollout(
-            config, fleet.engines, scorer, tokenizer, self._failure, record=self._journal.append
+            config, fleet.engines, scorer, tokenizer, self._failure, record=self._journal.append, play=self._play
         )
         evaluator = Evaluator(
             parts.make_evaluate(config, self._held_out, rollout, scorer, tokenizer.stop_token_ids),
@@ -302,6 +315,7 @@ class Pipeline:
             judges=scorer,
             refill=parts.make_refill(config),
             before_push=evaluator.before_push,
+            measure=self._source.measure,
         )
         return Wired(controller, evaluator, fleet)
 
@@ -436,7 +450,7 @@ class Pipeline:
         """Write a checkpoint of this step; generation goes on."""
         checkpoints = self.run_dir / "checkpoints"
         folder = checkpoint.step_folder(checkpoints, self.step_number)
-        state = {"controller": self._entered.controller.state(), "totals": self._totals}
+        state = {"controller": self._entered.controller.state(), "totals": self._totals, **self._journal.ledger.facts()}
         with self._waits.doing(f"checkpoint of step {self.step_number}"):
             await self._journal.begin_segment()
             with waiting("the trainer", "saves"):
