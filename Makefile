@@ -3,7 +3,7 @@
 #   PYTHON=python3.11     the interpreter to build .venv with: the lock is for 3.11 (by hand, prl takes newer ones too)
 #   TORCH_INDEX=URL       an index that has the CPU build of torch, where yours has only the CUDA build
 #   CONFIG=FILE           what `make run` runs
-#   ARGS="..."            more arguments for `make run` and `make test`
+#   ARGS="..."            more arguments for `make run`, `make test`, `make faults` and `make soak`
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 TORCH_INDEX ?=
@@ -16,7 +16,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
 UV_COMPILE := uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra cpu --extra dev --extra math
 
-.PHONY: run test lint bench clean setup lock
+.PHONY: run test lint bench faults soak clean setup lock
 
 run: $(READY)
 	$(BIN)/prl run $(CONFIG) $(ARGS)
@@ -60,6 +60,16 @@ BENCH_PARTS := accuracy curves harness kept_engines side_trl stages throughput_m
 bench: $(READY)
 	@for file in $(filter-out $(BENCH_PARTS:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do \
 	  $(BIN)/python $$file --quick --out $${file%.py}.json || exit 1; done
+
+# Every role struck with every signal at every moment, on real processes, and thousands of runs under random faults in
+# virtual time: about an hour on two cores. It writes docs/faults.json and the table docs/faults.md.
+faults: $(READY)
+	$(BIN)/python -m tests.faults.matrix $(ARGS)
+	$(BIN)/python -m tests.faults.chances --seeds 3000
+
+# The default job for half an hour, with a random fault every 20 seconds.
+soak: $(READY)
+	$(BIN)/python -m tests.faults.soak --minutes 30 --every 20 $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -10,9 +10,10 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-from prl import settings, word_problems
+from prl import settings
 from prl.check_algorithm import check_algorithm
 from prl.check_control import check_control, is_loopback
+from prl.check_data import check_data
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
 from prl.config_environment import SINGLE_TURN
@@ -34,8 +35,8 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_trainer(config),
         *_lora(config),
         *_listen(config, environment),
+        *check_data(config),
         *check_control(config, environment),
-        *_data(config),
         *check_evaluation(config),
         *check_algorithm(config),
         *_rewards(config),
@@ -140,19 +141,6 @@ def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
         yield (
             f"trainer.listen = {trainer.listen!r} can be reached from other machines: set {TOKEN} to a secret, or"
             " listen on 127.0.0.1"
-        )
-
-
-def _data(config: Config) -> Iterator[str]:
-    data = config.data
-    if data.source == "jsonl" and data.path is None:
-        yield "data.source = 'jsonl' needs data.path"
-    if data.source != "jsonl" and data.path is not None:
-        yield f"data.path = {data.path!r} conflicts with data.source = {data.source!r}: set data.source = 'jsonl'"
-    if data.source == "word_problems" and data.level > word_problems.NUM_LEVELS:
-        yield (
-            f"data.level = {data.level} conflicts with data.source = 'word_problems', whose levels are 1 to"
-            f" {word_problems.NUM_LEVELS}"
         )
 
 

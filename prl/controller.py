@@ -36,7 +36,7 @@ from prl.engines.pool import EnginePool
 from prl.engines.seats import Seats
 from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Admitted, Entry, Left, Records, Scored, Trained, group_of
+from prl.ledger import Admitted, Entry, Left, Measured, Records, Scored, Trained, group_of
 from prl.log import get_logger
 from prl.metrics import LagSummary, Mended, Meter, StepReport, lag_of, step_report
 from prl.refill import Refill
@@ -59,6 +59,10 @@ class Source(Protocol):
 
     def next(self) -> Prompt:
         """The next prompt in order of admission."""
+        ...
+
+    def passed_over(self) -> list[tuple[int, str]]:
+        """Ids that ``next`` went past since this was last asked, and why."""
         ...
 
     def seek(self, cursor: int) -> None:
@@ -115,11 +119,12 @@ class Controller:
         judges: Judges | None = None,
         refill: Refill | None = None,
         before_push: Callable[[], Awaitable[int]] | None = None,
+        measure: Callable[[Group], Measured | None] = lambda _: None,
     ) -> None:
         self._source, self._engines, self._trainer = source, engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
-        self._before_push, self._judges = before_push, judges
+        self._before_push, self._judges, self._measure = before_push, judges, measure
         self._records = records
         self.step_number = first_step
         """Completed optimiser steps."""
@@ -177,6 +182,8 @@ class Controller:
     def _next(self) -> Entry:
         """A prompt that was never admitted before."""
         prompt = self._source.next()
+        for number, reason in self._source.passed_over():
+            self._records.append(Left(prompt_id=number, reason=reason))
         self._records.append(Admitted(prompt=prompt))
         return Entry(prompt=prompt)
 
@@ -191,6 +198,8 @@ class Controller:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
         if isinstance(outcome, Done):
             self._consecutive_drops = 0
+            if measured := self._measure(outcome.group):
+                self._records.append(measured)
             if self._refill is None or not self._refill.wants_another(outcome.group):
                 scores = outcome.group.scores
                 self._records.append(Scored(prompt_id=prompt.id, members=outcome.members, scores=scores))

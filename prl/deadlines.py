@@ -1,10 +1,12 @@
-"""Deadlines that stand still together while what they wait for is being mended.
+"""Deadlines that stand still together while what they wait for is being mended, or while this process is stopped.
 
 Invariants:
 
 - While anybody holds them none of them passes; afterwards each has as much time left as when the hold began.
 - Nobody's wait becomes endless by that: whoever holds them waits under deadlines of its own, and where the mend fails
   the run ends, and these waits with it.
+- Time in which this process did not run (it was stopped, or starved) is nobody's lateness: what was waited for may be
+  there, unread. A deadline that passed meanwhile begins anew.
 """
 
 from __future__ import annotations
@@ -12,6 +14,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+
+SLEPT_S = 1.0
+"""A timer that fires so much later than it was due was slept over."""
+
+
+@asynccontextmanager
+async def awake_timeout(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
+    """Bound the body as ``asyncio.timeout`` does; a limit that this process slept over begins anew."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as wait:
+        timers: list[asyncio.TimerHandle] = []
+
+        def set_timer() -> None:
+            due = loop.time() + limit_s
+            timers[:] = [loop.call_at(due, pass_by, due)]
+
+        def pass_by(due: float) -> None:
+            if loop.time() - due > SLEPT_S:
+                set_timer()
+            else:
+                wait.reschedule(due)
+
+        set_timer()
+        try:
+            yield wait
+        finally:
+            timers[0].cancel()
 
 
 class Deadlines:

@@ -7,8 +7,9 @@ records on the disk).
 
 Invariants:
 
-- Ids are given out without gaps. Each id below ``cursor`` is open, trained or left; one that is none of them is *lost*,
-  and one that two steps trained is trained *twice*. A run that keeps its promises has neither; ``prl audit`` looks.
+- Each id below ``cursor`` is open, trained or left (one that the source passed over left with that reason); one that is
+  none of them is *lost*, and one that two steps trained is trained *twice*. A run that keeps its promises has neither;
+  ``prl audit`` looks.
 - Open prompts stand in the order of admission, which is the order in which they are admitted again after a resume: the
   lag bound's proof (``buffer.py``) needs no more.
 - What was sampled of an open prompt is kept token by token, with versions and log-probabilities. A resumed run goes on
@@ -22,7 +23,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -78,6 +79,16 @@ class Trained(Record, frozen=True, kw_only=True, tag="trained"):
 
     step: int
     prompt_ids: list[int]
+
+
+class Measured(Record, frozen=True, kw_only=True, tag="measured"):
+    """A scored group says how difficult its row is (``data/curriculum.py``)."""
+
+    prompt_id: int
+    row: int
+    """The row's number among those of all sources."""
+    epoch: int
+    solve_rate: float
 
 
 class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -144,6 +155,9 @@ class Snapshot(Record, frozen=True, kw_only=True, tag="snapshot"):
     left_by_reason: dict[str, int]
     trained_twice: list[int]
     num_open: int
+    data: dict[str, str] = {}
+    solve_rates: list[tuple[int, int, float]] = []
+    """Row, epoch, solve rate."""
 
 
 class Open(Record, frozen=True, kw_only=True, tag="open"):
@@ -152,7 +166,7 @@ class Open(Record, frozen=True, kw_only=True, tag="open"):
     entry: Entry
 
 
-AnyRecord = Snapshot | Open | Admitted | Sampled | Played | Scored | Left | Trained
+AnyRecord = Snapshot | Open | Admitted | Sampled | Played | Scored | Left | Trained | Measured
 
 
 class Accounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +238,10 @@ class Ledger:
         """Completed optimiser steps."""
         self.cursor = 0
         """Id of the next prompt to be admitted."""
+        self.data: dict[str, str] = {}
+        """Fingerprint of the data that ids are positions of."""
+        self.solve_rates: dict[int, tuple[int, float]] = {}
+        """By row: the epoch it was last measured in, and its solve rate."""
         self.open: dict[int, Entry] = {}
         self.batches: dict[int, list[Entry]] = {}
         self._keep_from = keep_from
@@ -248,15 +266,18 @@ class Ledger:
             case Scored(prompt_id=number):
                 self.open[number].scored = record
             case Left(prompt_id=number, reason=reason):
-                self.open.pop(number, None)
-                self._left.add(number)
-                self._left_by_reason[reason] += 1
+                self._leave(number, reason)
+            case Measured(row=row, epoch=epoch, solve_rate=solve_rate):
+                self.solve_rates[row] = epoch, solve_rate
             case Trained(step=step, prompt_ids=numbers):
                 self._train(step, numbers)
-            case Snapshot():
+            case Snapshot() | Open():
                 self._restore(record)
-            case Open(entry=entry):
-                self.open[entry.prompt.id] = entry
+
+    def _leave(self, number: int, reason: str) -> None:
+        self.open.pop(number, None)
+        if self._left.add(number):  # one that was passed over may be so again after a crash
+            self._left_by_reason[reason] += 1
 
     async def ready(self) -> None:
         """Return at once: memory takes every record (``Journal.ready`` waits for the disk)."""
@@ -271,6 +292,11 @@ class Ledger:
     def forget(self, number: int) -> None:
         """Give up what was sampled of an open prompt: it is sampled anew."""
         self.open[number] = Entry(prompt=self.open[number].prompt)
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the data, for a checkpoint: it must do without the journal."""
+        rates = [(row, epoch, rate) for row, (epoch, rate) in self.solve_rates.items()]
+        return {"data": self.data, "solve_rates": rates}
 
     def forget_unfinished(self, *, of_version: int) -> None:
         """Give up streams that are not at their end and have tokens of this version only."""
@@ -290,6 +316,8 @@ class Ledger:
                 left_by_reason=dict(self._left_by_reason),
                 trained_twice=list(self._trained_twice),
                 num_open=len(self.open),
+                data=dict(self.data),
+                solve_rates=[(row, epoch, rate) for row, (epoch, rate) in self.solve_rates.items()],
             ),
             *(Open(entry=entry.copy()) for entry in self.open.values()),
         ]
@@ -316,12 +344,17 @@ class Ledger:
         self._trained_twice += [number for number in numbers if not self._trained.add(number)]
         self.step = step + 1
 
-    def _restore(self, snapshot: Snapshot) -> None:
+    def _restore(self, snapshot: Snapshot | Open) -> None:
+        if isinstance(snapshot, Open):
+            self.open[snapshot.entry.prompt.id] = snapshot.entry
+            return
         self.step, self.cursor = snapshot.step, snapshot.cursor
         self.open = {}
         self._trained, self._left = IdSet(snapshot.trained), IdSet(snapshot.left)
         self._left_by_reason = Counter(snapshot.left_by_reason)
         self._trained_twice = list(snapshot.trained_twice)
+        self.data = dict(snapshot.data)
+        self.solve_rates = {row: (epoch, rate) for row, epoch, rate in snapshot.solve_rates}
 
 
 def completion_of(member: Member, text_of: Callable[[list[int]], str]) -> Completion:

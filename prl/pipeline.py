@@ -44,7 +44,7 @@ from prl.ledger import group_of
 from prl.log import Console, configure, get_logger
 from prl.metrics import StepReport
 from prl.models import resolve_model
-from prl.prompts import PromptSource, open_source
+from prl.prompts import PromptSource, changes, open_source
 from prl.recovery import Start, find_start
 from prl.resumed_config import check_changes
 from prl.rollout import Play
@@ -181,11 +181,12 @@ class Pipeline:
         self._stack.push_async_callback(self._control.close)
         with waiting("tokenizer and data", limit_s=math.inf):
             self._tokenizer = await asyncio.to_thread(Tokenizer.load, self._model)
-            fields = self._scorer.required_fields
-            self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields)
+            fields, check = self._scorer.required_fields, self._scorer.check_row
+            self._source: PromptSource = await asyncio.to_thread(open_source, config, self._tokenizer, fields, check)
             self._held_out = await asyncio.to_thread(self._source.held_out, config.eval.num_samples)
         with waiting("checkpoint and journal", limit_s=math.inf):
             start = await asyncio.to_thread(find_start, run_dir, config) if self._resume else Start()
+            changed += changes(self._source, start.ledger, accept=self._accept_changes)
             await asyncio.to_thread(self._folder.open, to_toml_without_secrets(config), start.ledger.step)
         self._totals = start.totals
         self._stack.enter_context(configure(self.run_dir, self._console))
@@ -307,6 +308,7 @@ class Pipeline:
             judges=scorer,
             refill=parts.make_refill(config),
             before_push=evaluator.before_push,
+            measure=self._source.measure,
         )
         return Wired(controller, evaluator, fleet)
 
@@ -441,7 +443,7 @@ class Pipeline:
         """Write a checkpoint of this step; generation goes on."""
         checkpoints = self.run_dir / "checkpoints"
         folder = checkpoint.step_folder(checkpoints, self.step_number)
-        state = {"controller": self._entered.controller.state(), "totals": self._totals}
+        state = {"controller": self._entered.controller.state(), "totals": self._totals, **self._journal.ledger.facts()}
         with self._waits.doing(f"checkpoint of step {self.step_number}"):
             await self._journal.begin_segment()
             with waiting("the trainer", "saves"):

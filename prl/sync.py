@@ -26,6 +26,7 @@ from typing import Protocol
 
 import msgspec
 
+from prl.deadlines import awake_timeout
 from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
 from prl.trainer.base import Trainer
@@ -151,7 +152,7 @@ class WeightSync:
     async def _attempt(self, version: int) -> PushReport:
         pending: dict[str, str] = {}
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with awake_timeout(self._timeout_s):
                 times = await self._swap(version, pending)
                 verify_gap = await self._verify(version, pending)
         except SideError as failed:

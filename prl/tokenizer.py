@@ -99,6 +99,10 @@ class Tokenizer:
         """The text of ids without special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """The text of each id alone, special tokens included; half a character is a replacement character."""
+        return [str(self._tokenizer.decode([number], clean_up_tokenization_spaces=False)) for number in ids]
+
     def decode_all(self, ids: list[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from prl.deadlines import Deadlines
+from prl.deadlines import Deadlines, awake_timeout
+from prl.engines.guarded_stream import TokenDeadlines, Wait
 from tests.virtual import in_virtual_time
 
 
@@ -38,3 +39,46 @@ async def test_a_hold_is_not_counted() -> None:
         after = group.create_task(waits(deadlines, 5.0))
     assert [before.result(), within.result(), after.result()] == [105.0, 55.0, 5.0]
     assert await waits(deadlines, 1.0) == 1.0
+
+
+def sleep_over(seconds: float) -> None:
+    """What the clock shows after this process was stopped for so long."""
+    asyncio.get_running_loop()._clock.now += seconds  # type: ignore[attr-defined]
+
+
+@in_virtual_time
+async def test_a_limit_that_was_slept_over_begins_anew() -> None:
+    """A process that was stopped when its deadline passed has not looked yet; one that ran all the time is late."""
+    clock = asyncio.get_running_loop().time
+    for slept_s, expected in ((0.0, 5.0), (4.0, 5.0), (30.0, 37.0)):
+        began = clock()
+        asyncio.get_running_loop().call_later(2.0, sleep_over, slept_s)
+        with pytest.raises(TimeoutError):
+            async with awake_timeout(5.0):
+                await asyncio.get_running_loop().create_future()
+        assert clock() - began == pytest.approx(max(expected, 2.0 + slept_s))
+
+
+@in_virtual_time
+async def test_what_came_while_this_process_slept_is_taken() -> None:
+    """The body ends with what is there when the process runs again, and no timer is left."""
+    there = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(2.0, sleep_over, 30.0)
+    asyncio.get_running_loop().call_later(3.0, there.set_result, "it")
+    async with awake_timeout(5.0) as wait:
+        assert await there == "it"
+    assert not wait.expired()
+
+
+@in_virtual_time
+async def test_a_token_that_came_while_this_process_slept_is_in_time() -> None:
+    """Streams have their whole limit again when this process runs again; then they are late."""
+    deadlines, clock = TokenDeadlines(5.0), asyncio.get_running_loop().time
+    deadlines.start()
+    wait, began = Wait("engine-0"), clock()
+    deadlines.begin(wait)
+    asyncio.get_running_loop().call_later(2.0, sleep_over, 30.0)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.get_running_loop().create_future()
+    assert deadlines.end(wait, moved=False)
+    assert clock() - began == pytest.approx(37.0)

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, NoReturn
 
+from prl.deadlines import SLEPT_S
 from prl.errors import EngineError, EngineStalledError
 from prl.types import TokenChunk
 from prl.waits import Lasting, waiting
@@ -102,6 +103,8 @@ class TokenDeadlines:
     def _expire(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time()
+        if self._waits and now - min(self._due(wait) for wait in self._waits) > SLEPT_S:
+            self._started_at = now  # this process slept: what came meanwhile is not read yet
         for wait in [wait for wait in self._waits if self._due(wait) <= now]:
             self._waits.remove(wait)
             if wait.task is not None:

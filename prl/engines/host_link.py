@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from prl.deadlines import awake_timeout
 from prl.engines.host_protocol import (
     ADDRESS_VARIABLE,
     TOKEN_VARIABLE,
@@ -122,7 +123,7 @@ class Link:
         self._calls[number] = future
         what = f"{self._name} did not answer {type(request).__name__.lower()!r} within {timeout_s:g} s"
         try:
-            async with asyncio.timeout(timeout_s):
+            async with awake_timeout(timeout_s):
                 with waiting(self._name, doing or type(request).__name__.lower(), limit_s=timeout_s):
                     await self.send(Call(id=number, request=request))
                     reply = await future
@@ -143,7 +144,7 @@ class Link:
         self.check_alive()
         assert self._channel is not None, "checked alive"
         try:
-            async with asyncio.timeout(self._send_timeout_s):
+            async with awake_timeout(self._send_timeout_s):
                 await self._channel.send(message)
         except WireClosedError:
             raise EngineDeadError(await self.failed()) from None
@@ -216,7 +217,7 @@ class Link:
 
     async def _take_next(self, channel: Channel[FromHost]) -> None:
         try:
-            async with asyncio.timeout(_CHECK_S):
+            async with awake_timeout(_CHECK_S):
                 message = await channel.receive()
         except TimeoutError:
             if (reason := self._stalled()) is not None:

@@ -4,16 +4,20 @@ Invariants:
 
 - The core is forked where it computes by itself, before this process has an event loop: what vLLM's imports cost, in
   seconds and memory, is paid once.
-- Every process ends with its parent, this one with the core and with its connection too.
+- Every process ends with its parent, this one with the core and with its connection too; also while the core starts,
+  where vLLM waits ten minutes for the first word of one that has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import multiprocessing
 import os
 import socket
+import threading
 import traceback
+from multiprocessing.connection import wait
 from typing import Any
 
 import uvloop
@@ -27,6 +31,18 @@ from prl.engines.vllm_serving import Serving
 from prl.engines.vllm_settings import engine_args, is_one_process
 from prl.process import die_with_parent
 from prl.wire import Channel, WireClosedError
+
+_WATCH_S = 0.5
+
+
+def watch_start(is_over: threading.Event) -> None:
+    """End this process when a child of it ends before the start is over. For a thread."""
+    ends = dict[int, int]()
+    while not is_over.is_set():
+        ends |= {child.pid: child.sentinel for child in multiprocessing.active_children() if child.pid is not None}
+        if ends and wait(list(ends.values()), timeout=_WATCH_S) and not is_over.is_set():
+            end_process("the core of vLLM ended while it started")
+        is_over.wait(_WATCH_S)
 
 
 def start_core(start: Start, sock: socket.socket) -> Any:
@@ -61,7 +77,10 @@ def main() -> None:
         call = first.receive()
         if not (isinstance(call, Call) and isinstance(call.request, Start)):
             end_process("the controller must start the engine before it uses it")
+        is_over = threading.Event()
+        threading.Thread(target=watch_start, args=(is_over,), name="prl-start-watch", daemon=True).start()
         llm = start_core(call.request, sock)
+        is_over.set()
         gc.freeze()  # what the start made stays; a collection need not look at it
         uvloop.run(_serve(llm, call, call.request, sock))
     except* WireClosedError:

@@ -83,11 +83,12 @@ class Serving:
 
     async def serve(self, start: Call) -> None:
         """Answer ``start`` once a token was computed, then everything that comes."""
-        await self._llm.update_weight_version("0")
-        await self._score([0])  # what the model's kernels cannot do shows here
-        self._channel.post(Reply(id=start.id, vocab_size=self._llm.model_config.get_vocab_size()))
         async with asyncio.TaskGroup() as tasks:
-            for work in (self._read(), self._answer_calls(), self._admit_waiting(), self._watch_core()):
+            tasks.create_task(self._watch_core())
+            await self._llm.update_weight_version("0")
+            await self._score([0])  # what the model's kernels cannot do shows here
+            self._channel.post(Reply(id=start.id, vocab_size=self._llm.model_config.get_vocab_size()))
+            for work in (self._read(), self._answer_calls(), self._admit_waiting()):
                 tasks.create_task(work)
 
     async def _read(self) -> None:

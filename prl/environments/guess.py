@@ -27,7 +27,9 @@ async def guess(
     high: int = 9,
     num_guesses: Annotated[int, Meta(ge=1)] = 3,
 ) -> float:
-    """Tell the model between which numbers to look, and whether its guess was too high or too low.
+    """Tell the model between which numbers to look, and after each guess which of them are left.
+
+    The last number of an answer is the guess; an answer that was cut off is none.
 
     Args:
         session: of the episode.
@@ -45,14 +47,12 @@ async def guess(
     messages = [{"role": "user", "content": f"{low} to {high} = ?"}]
     for _ in range(num_guesses):
         reply = await session.generate(messages)
-        found = _NUMBER.findall(reply.text)
+        found = _NUMBER.findall(reply.text) if reply.finish == "stop" else []
         guessed = int(found[-1]) if found else None
         if guessed == secret:
             return 1.0
-        hint = ""
         if guessed is not None:
-            hint = "higher, " if guessed < secret else "lower, "
             low = max(low, guessed + 1) if guessed < secret else low
             high = min(high, guessed - 1) if guessed > secret else high
-        messages += [reply.message, {"role": "user", "content": f"{hint}{low} to {high} = ?"}]
+        messages += [reply.message, {"role": "user", "content": f"{low} to {high} = ?"}]
     return 0.0

@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from prl.config import RewardConfig
+from prl.deadlines import awake_timeout
 from prl.errors import RewardError
 from prl.hidden import cleared, secrets_of
 from prl.rewards.base import Judged, Reward
@@ -176,7 +177,7 @@ class Asked:
     async def _call(self, subject: Any, prompt: Prompt, read: Callable[[Any], T]) -> _Gave[T] | _Failed | Raised:
         """One call, tried again where that may help, under its deadline. Only a cancellation from outside is raised."""
         try:
-            async with asyncio.timeout(self.config.timeout_s) as deadline:
+            async with awake_timeout(self.config.timeout_s) as deadline:
                 with waiting(f"reward {self.label}", limit_s=self.config.timeout_s):
                     return _Gave(read(await self._value_with_retries(subject, prompt)))
         except asyncio.CancelledError:

@@ -38,8 +38,12 @@ REGISTRY = Registry(
     "prl.rewards",
     {
         "answer": "prl.rewards.answer:Answer",
+        "code": "prl.rewards.code:Code",
         "format": "prl.rewards.format:Format",
+        "http": "prl.rewards.http:Http",
+        "judge": "prl.rewards.judge:Judge",
         "math": "prl.rewards.math:Math",
+        "reasoning_gym": "prl.rewards.gym:ReasoningGym",
     },
 )
 
@@ -71,6 +75,8 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     close: Callable[[], Awaitable[None]] | None
     statistics: Callable[[], Mapping[str, float]] | None
     """Counters of the reward's own, shown next to the scorer's."""
+    notes: tuple[str, ...]
+    """What ``prl run --check`` says of it besides its name, such as the isolation that this machine offers."""
     check_row: Callable[[Mapping[str, Any]], str | None] | None
     """Says what makes a row's fields useless to the reward, if anything does; asked of every row at load."""
 
@@ -116,12 +122,13 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
         call=instance,
         is_async=inspect.iscoroutinefunction(instance) or inspect.iscoroutinefunction(type(instance).__call__),
         per_group=bool(getattr(target, "per_group", False)),
-        required_fields=tuple(getattr(target, "required_fields", ())),
+        required_fields=tuple(getattr(instance, "required_fields", getattr(target, "required_fields", ()))),
         concurrency=getattr(instance, "concurrency", None),
         open=getattr(instance, "open", None),
         close=getattr(instance, "close", None),
         statistics=getattr(instance, "statistics", None),
         check_row=getattr(instance, "check_row", None),
+        notes=tuple(getattr(instance, "notes", ())),
     )
 
 

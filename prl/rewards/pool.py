@@ -4,7 +4,8 @@
   the answer has ``wall_s``, and the kernel stops the worker at its limit of processor time before that.
 - A worker that exhausts a limit, or whose caller is cancelled, is killed, reaped and replaced before anyone else is
   served by it. So the number of processes returns to ``num_workers``, and one text never holds up more than one worker.
-- To exhaust a limit is an outcome (``Exhausted``); a worker that ends for any other reason is a RewardError.
+- To exhaust a limit is an outcome (``Exhausted``); a worker that ends for any other reason is a RewardError, and so is
+  one that somebody stopped: its question used up nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from prl.deadlines import awake_timeout
 from prl.errors import RewardError
 from prl.process import signal_group
 from prl.rewards.worker import Question, Reply
@@ -145,10 +148,12 @@ class _Worker:
         """Ask it; anything but a reply in time leaves it to be replaced."""
         self._state = "asked"
         try:
-            async with asyncio.timeout(self._limits.wall_s):
+            async with awake_timeout(self._limits.wall_s):
                 await self._channel.send(question)
                 reply = await self._channel.receive()
-        except TimeoutError:
+        except TimeoutError as error:
+            if self._process is not None and _is_stopped(self._process.pid):
+                raise RewardError(f"a worker ({self._module}) was stopped by a signal while it judged") from error
             return Exhausted("exhausted_wall")
         except WireClosedError as error:
             end = await self._end()
@@ -188,3 +193,11 @@ class _Worker:
             self._channel.close()
             self._output.close()
         self._process, self._state = None, "none"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal stopped this process (Linux; elsewhere nobody can tell)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
+    except OSError:
+        return False

@@ -78,6 +78,11 @@ class Scorer:
         """The rewards that judge whole groups."""
         return [judge.label for judge in self._of_groups]
 
+    @property
+    def notes(self) -> list[str]:
+        """What the rewards found out about this machine."""
+        return [f"{judge.label}: {note}" for judge in self._judges for note in judge.reward.notes]
+
     def check_row(self, fields: Mapping[str, Any]) -> str | None:
         """What makes a row useless to a reward, if anything does."""
         checks = (judge.reward.check_row for judge in self._judges)

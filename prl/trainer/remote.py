@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from prl.config import Config
+from prl.deadlines import awake_timeout
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.log import get_logger
 from prl.process import Child, tail
@@ -105,6 +106,7 @@ class FsdpTrainer:
             protocol.Train(
                 step=batch.step,
                 microbatches=[[batch.samples[index] for index in microbatch] for microbatch in microbatches],
+                num_teaching=batch.num_teaching,
                 num_sequences=batch.num_sequences,
             )
             for microbatches in batch.plan
@@ -231,7 +233,7 @@ class FsdpTrainer:
         timeout_s = self._config.trainer.step_timeout_s if timeout_s is None else timeout_s
         started = time.monotonic()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with awake_timeout(timeout_s):
                 with waiting("the trainer", what, limit_s=timeout_s):
                     outcome = await self._ranks.ask(commands, what)
         except asyncio.CancelledError:

@@ -59,6 +59,19 @@ async def test_cancelled_start_leaves_nothing(model_dir: Path, tmp_path: Path) -
     assert_gone(engine)
 
 
+async def test_core_that_leaves_while_it_starts_ends_the_start(model_dir: Path, tmp_path: Path) -> None:
+    """A core that is told to end while it starts ends when it is ready; the start ends with it, not at its deadline."""
+    engine = make_engine(model_dir, tmp_path, start_timeout_s=300.0)
+    opening = asyncio.ensure_future(engine.open())
+    async with asyncio.timeout(120):
+        while not is_under_way(engine._log):  # noqa: ASYNC110 -- told by nobody
+            await asyncio.sleep(0.02)
+        core_process(engine).terminate()
+        with pytest.raises(EngineDeadError, match="the core of vLLM ended"):
+            await opening
+    assert_gone(engine)
+
+
 async def test_core_that_does_not_move_is_killed(model_dir: Path, tmp_path: Path) -> None:
     """A core that gives no token for engine.token_timeout_s: its streams raise, and host and core are gone."""
     engine = make_engine(model_dir, tmp_path, token_timeout_s=5.0)
@@ -71,6 +84,11 @@ async def test_core_that_does_not_move_is_killed(model_dir: Path, tmp_path: Path
     finally:
         await engine.close()
     assert_gone(engine)
+
+
+def is_under_way(log: Path) -> bool:
+    """Whether the core says in its log that it starts."""
+    return log.exists() and b"Initializing a V1 LLM engine" in log.read_bytes()
 
 
 def assert_gone(engine: VllmEngine) -> None:

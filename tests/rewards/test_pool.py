@@ -167,3 +167,12 @@ def test_workers_die_with_their_parent() -> None:
         parent.kill()
         _, alive = psutil.wait_procs(workers, timeout=10)
         assert alive == []
+
+
+async def test_worker_that_is_stopped_judged_nothing() -> None:
+    """A stopped worker is late, and no answer's fault: a failure and no verdict; the next question is answered."""
+    async with opened(1, Limits(cpu_s=1, wall_s=1.0, memory_mib=512)) as pool:
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        with pytest.raises(RewardError, match="was stopped by a signal"):
+            await ask(pool)
+        assert await ask(pool) == Reply(value=1.5)
