@@ -1,4 +1,6 @@
-"""Train an agent that is written with the official OpenAI client:  python examples/openai_agent.py [key=value ...]
+"""Train an agent that is written with the official OpenAI client.
+
+    python examples/openai_agent.py [key=value ...]
 
 ``solve`` is the agent, and knows nothing of prl. Each episode lends it a client that speaks to the engines in the
 episode's name; what it makes the model say is trained, token by token, by the reward that the episode gets in the end.

@@ -1,4 +1,6 @@
-"""Train in an environment of your own:  python examples/own_environment.py [key=value ...]
+"""Train in an environment of your own.
+
+    python examples/own_environment.py [key=value ...]
 
 An environment is an async function that asks the model as often as it likes. Here it may try again: an answer that is
 wrong is met by the same question, and being right at the second try is worth half.

@@ -1,4 +1,6 @@
-"""Train with a reward of your own:  python examples/own_reward.py [key=value ...]
+"""Train with a reward of your own.
+
+    python examples/own_reward.py [key=value ...]
 
 A reward is a function of a completion and its prompt, here one line: right, and the sooner said the better.
 """

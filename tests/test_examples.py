@@ -28,7 +28,7 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
         check=False,
         env={**os.environ, "PYTHONPATH": path, **environment},
     )
@@ -41,7 +41,7 @@ def samples_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.timeout(170)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["own_reward", "own_environment", "openai_agent"])
 def test_an_example_trains(tmp_path: Path, name: str) -> None:
     """Two steps, each with its line; the run is done, and what was trained is what the example says."""
@@ -64,7 +64,7 @@ def test_an_example_trains(tmp_path: Path, name: str) -> None:
     assert any(second["sample"] == 0 for _, second in two), "the second turn extends the first"
 
 
-@pytest.mark.timeout(170)
+@pytest.mark.timeout(300)
 def test_a_plugin_is_installed_and_named(tmp_path: Path) -> None:
     """A package with entry points, installed by pip, brings its reward and its environment to a TOML by name."""
     source, target = tmp_path / "plugin", tmp_path / "site"
