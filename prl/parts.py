@@ -15,6 +15,7 @@ from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.buffer import Buffer
 from prl.config import Config
+from prl.config_algorithm import is_own
 from prl.config_environment import SINGLE_TURN
 from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
@@ -332,6 +333,11 @@ def make_evaluate(
     return evaluate_version
 
 
+def only_advantages_teach(config: Config) -> bool:
+    """Whether a token with an advantage of 0 has a gradient of exactly 0: prl's own losses are linear in it."""
+    return not is_own(config.loss.name) and config.loss.entropy_bonus == 0 and config.kl.coefficient == 0
+
+
 def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]]:
     """How groups become a batch, outside the event loop: a large one takes longer than the loop may stand still."""
     rewards_of = shaping_of(config.overlong, config.sampling.max_tokens)
@@ -344,6 +350,7 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
             advantage=ADVANTAGES[config.advantage.name],
             rewards_of=rewards_of,
             mask_overlong=config.overlong.mask,
+            only_advantages_teach=only_advantages_teach(config),
             num_ranks=config.trainer.num_ranks,
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
         )

@@ -223,6 +223,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The step this batch is for: trained on version ``step``, making version ``step + 1``."""
     samples: list[Sample]
     plan: list[list[list[int]]]
+    num_teaching: int | None = None
+    """Micro-batches of each rank, the first ones, whose samples have a gradient; None: all. That of the others is 0 to
+    the bit, so they are looked at for their numbers and no backward pass is made."""
     num_sequences: int
     """B, the loss's denominator: sequences with at least one unmasked token, over all ranks."""
 
