@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from prl.config import Config
+    from prl.environments.base import environment
+    from prl.environments.session import Session
     from prl.errors import (
         CheckpointError,
         ConfigError,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "prl.config": ["Config"],
+    "prl.environments.base": ["environment"],
+    "prl.environments.session": ["Session"],
     "prl.errors": [
         "CheckpointError",
         "ConfigError",
@@ -90,11 +94,13 @@ __all__ = [
     "RefusedError",
     "RewardError",
     "Score",
+    "Session",
     "StallError",
     "StepReport",
     "Summary",
     "TrainerError",
     "WeightSyncError",
+    "environment",
     "group_reward",
     "load_config",
     "reward",

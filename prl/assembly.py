@@ -19,14 +19,16 @@ from typing import NamedTuple
 from prl import journal, parts
 from prl.config import Config
 from prl.controller import Controller
+from prl.environments.base import Environment
 from prl.evaluator import Evaluator
 from prl.failure import FirstFailure
 from prl.fleet import Fleet, closed
 from prl.ledger import group_of
 from prl.overview import Overview
-from prl.prompts import PromptSource, open_source
+from prl.prompts import PromptSource, changes, open_source
 from prl.recovery import Start, find_start
 from prl.rewards.scorer import Scorer
+from prl.rollout import Play
 from prl.run_record import RunRecord
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
@@ -54,6 +56,7 @@ class Assembly:
         model: a folder, or a hub name.
         run_dir: where the run writes.
         scorer: the rewards, not opened.
+        environment: what a rollout plays, not opened; None for a single turn.
         record: what the run writes, not opened.
         overview: told of what is there, and of what is begun.
         failure: of the run.
@@ -66,12 +69,14 @@ class Assembly:
         run_dir: Path,
         *,
         scorer: Scorer,
+        environment: Environment | None,
         record: RunRecord,
         overview: Overview,
         failure: FirstFailure,
     ) -> None:
         self._config, self._model, self._run_dir = config, model, run_dir
-        self._scorer, self._record, self._overview, self._failure = scorer, record, overview, failure
+        self._scorer, self._environment = scorer, environment
+        self._record, self._overview, self._failure = record, overview, failure
         self.tokenizer: Tokenizer
         """From ``read`` on, as all of these."""
         self.source: PromptSource
@@ -80,18 +85,25 @@ class Assembly:
 
     # ---- what is read ------------------------------------------------------------------------------------------------
 
-    async def read(self, *, resume: bool) -> Start:
-        """Read tokenizer and data, and open the run folder where the run begins or goes on."""
+    async def read(self, *, resume: bool, accept_changes: bool) -> Start:
+        """Read tokenizer and data, and open the run folder where the run begins or goes on.
+
+        Raises:
+            DataError: the data is not that of the run that is resumed, and ``accept_changes`` does not say it may be.
+        """
         with waiting("tokenizer and data", limit_s=math.inf):
             await asyncio.to_thread(self._read_inputs)
         with waiting("checkpoint and journal", limit_s=math.inf):
             start = await asyncio.to_thread(find_start, self._run_dir, self._config) if resume else Start()
+            changed = changes(self.source, start.ledger, accept=accept_changes)
+            start.warnings = [*changed, *start.warnings]
             await self._record.open(start)
         return start
 
     def _read_inputs(self) -> None:
         self.tokenizer = Tokenizer.load(self._model)
-        self.source = open_source(self._config, self.tokenizer, self._scorer.required_fields)
+        fields, check = self._scorer.required_fields, self._scorer.check_row
+        self.source = open_source(self._config, self.tokenizer, fields, check)
         self.held_out = self.source.held_out(self._config.eval.num_samples)
 
     # ---- what is started ---------------------------------------------------------------------------------------------
@@ -105,6 +117,7 @@ class Assembly:
         """
         await self._scorer.__aenter__()
         stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
+        play = await self._open_episodes(stack)
         transport = await asyncio.to_thread(parts.transport_of, self._config)
         fleet = self._overview.fleet = Fleet(
             self._config, self._model, self._run_dir, transport=transport, resume=resume, replay=self._replay
@@ -112,9 +125,18 @@ class Assembly:
         stack.push_async_callback(fleet.close)
         self._scorer.hold_while_paused(fleet.engines.deadlines)
         self._overview.begins(f"starting {parts.describe(self._config)}")
-        wired = self._wire(fleet, await fleet.open())
+        wired = self._wire(fleet, await fleet.open(), play)
         self._controller = self._overview.controller = wired.controller
         return wired
+
+    async def _open_episodes(self, stack: AsyncExitStack) -> Play | None:
+        """What plays episodes; None where a rollout is a single turn."""
+        if self._environment is None:
+            return None
+        episodes = parts.make_episodes(self._config, self._environment, self.tokenizer, None)
+        await episodes.__aenter__()
+        stack.push_async_callback(closed, episodes.__aexit__, None, None, None)
+        return episodes.play
 
     async def _replay(self, trainer: Trainer, first: int) -> None:
         """Do the steps from ``first`` on again that this process has done, on the journal's groups.
@@ -132,9 +154,11 @@ class Assembly:
 
     # ---- what joins them ---------------------------------------------------------------------------------------------
 
-    def _wire(self, fleet: Fleet, ready: TrainerReady) -> Wired:
+    def _wire(self, fleet: Fleet, ready: TrainerReady, play: Play | None) -> Wired:
         config, scorer, engines, records = self._config, self._scorer, fleet.engines, self._record.journal
-        rollout = parts.make_rollout(config, engines, scorer, self.tokenizer, self._failure, record=records.append)
+        rollout = parts.make_rollout(
+            config, engines, scorer, self.tokenizer, self._failure, record=records.append, play=play
+        )
         evaluator = Evaluator(
             parts.make_evaluate(config, self.held_out, rollout, scorer, self.tokenizer.stop_token_ids),
             config=config.eval,
@@ -158,6 +182,7 @@ class Assembly:
             judges=scorer,
             refill=parts.make_refill(config),
             before_push=evaluator.before_push,
+            measure=self.source.measure,
         )
         return Wired(fleet, sync, evaluator, controller)
 

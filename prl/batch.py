@@ -6,12 +6,18 @@ Invariants:
   token ids, so a sampled stop token is trained even where it doubles as padding.
 - The plan puts every sample into exactly one micro-batch and gives all ranks the same number of micro-batches, so that
   their collectives stay in step; where samples run out, a micro-batch is empty.
+- Samples without a gradient (an advantage of exactly 0, where the loss has nothing else) are planned apart and last, at
+  the same places on all ranks, so that nobody makes a backward pass for them. One pass is always made: an optimiser
+  step whose gradient is 0 is still a step.
+- An episode becomes a sample for each of its token sequences: what was sampled in any turn is trained, and what stood
+  before it (a prompt, a user's answer, a tool's result) never is. All of them have the advantage of the episode.
 - ``num_sequences`` is counted over the whole batch after masking, so the loss does not depend on the plan.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
@@ -36,6 +42,27 @@ def make_sample(prompt: Prompt, completion: Completion, advantage: float, *, tra
     )
 
 
+def make_samples(prompt: Prompt, completion: Completion, advantage: float, *, trained: bool = True) -> list[Sample]:
+    """The samples of a completion: one, but for an episode with turns that do not extend what was before them."""
+    if not completion.turns:
+        return [make_sample(prompt, completion, advantage, trained=trained)]
+    samples = [Sample(token_ids=[], loss_mask=[], logprobs=[], versions=[], advantages=[])] * (
+        1 + max(turn.sample for turn in completion.turns)
+    )
+    mask, value, at = int(trained), advantage if trained else 0.0, 0
+    for turn in completion.turns:
+        before, num_context, end = samples[turn.sample], len(turn.context), at + turn.num_sampled
+        samples[turn.sample] = Sample(
+            token_ids=[*before.token_ids, *turn.context, *completion.token_ids[at:end]],
+            loss_mask=[*before.loss_mask] + [0] * num_context + [mask] * turn.num_sampled,
+            logprobs=[*before.logprobs, *[0.0] * num_context, *completion.logprobs[at:end]],
+            versions=[*before.versions, *[PROMPT_VERSION] * num_context, *completion.versions[at:end]],
+            advantages=[*before.advantages] + [0.0] * num_context + [value] * turn.num_sampled,
+        )
+        at = end
+    return samples
+
+
 def make_batch(
     step: int,
     groups: Sequence[Group],
@@ -45,24 +72,42 @@ def make_batch(
     max_tokens_per_microbatch: int,
     rewards_of: Shaping = plain,
     mask_overlong: bool = False,
+    only_advantages_teach: bool = False,
 ) -> Batch:
     """Shape and compare rewards, join, mask, and plan. Order of samples: groups as given, members as requested.
 
     A completion masked as overlong (``mask_overlong``: all that ended at a length limit) still counts in its group's
-    statistics, and no longer in the loss's denominator.
+    statistics, and no longer in the loss's denominator. ``only_advantages_teach`` says that the loss has a gradient
+    only where an advantage is not 0.
     """
     advantages_BG = advantage([rewards_of(group) for group in groups])
     samples = [
-        make_sample(group.prompt, completion, value, trained=not (mask_overlong and completion.finish == "length"))
+        sample
         for group, advantages_G in zip(groups, advantages_BG, strict=True)
         for completion, value in zip(group.completions, advantages_G, strict=True)
+        for sample in make_samples(
+            group.prompt, completion, value, trained=not (mask_overlong and completion.finish == "length")
+        )
     ]
+    teaching = [index for index, sample in enumerate(samples) if not only_advantages_teach or any(sample.advantages)]
+    silent = sorted(set(range(len(samples))) - set(teaching))
+    parts = [part for part in (teaching, silent) if part]
+    plans = [plan_of(samples, part, num_ranks, max_tokens_per_microbatch) for part in parts]
     return Batch(
         step=step,
         samples=samples,
-        plan=make_plan([len(sample.token_ids) for sample in samples], num_ranks, max_tokens_per_microbatch),
+        plan=[[*itertools.chain.from_iterable(of_rank)] for of_rank in zip(*plans, strict=True)],
+        num_teaching=len(plans[0][0]) if teaching else 1,
         num_sequences=sum(any(sample.loss_mask) for sample in samples),
     )
+
+
+def plan_of(
+    samples: Sequence[Sample], indices: Sequence[int], num_ranks: int, max_tokens: int
+) -> list[list[list[int]]]:
+    """The plan of some of the samples, in their own indices."""
+    plan = make_plan([len(samples[index].token_ids) for index in indices], num_ranks, max_tokens)
+    return [[[indices[at] for at in microbatch] for microbatch in microbatches] for microbatches in plan]
 
 
 def make_plan(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[list[list[int]]]:

@@ -10,11 +10,13 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 
-from prl import settings, word_problems
+from prl import settings
 from prl.check_algorithm import check_algorithm
 from prl.check_control import check_control, is_loopback
+from prl.check_data import check_data
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
+from prl.config_environment import SINGLE_TURN
 from prl.errors import ConfigError
 from prl.trainer.launch import TOKEN, split_address
 
@@ -33,8 +35,8 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_trainer(config),
         *_lora(config),
         *_listen(config, environment),
+        *check_data(config),
         *check_control(config, environment),
-        *_data(config),
         *check_evaluation(config),
         *check_algorithm(config),
         *_rewards(config),
@@ -142,21 +144,16 @@ def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
         )
 
 
-def _data(config: Config) -> Iterator[str]:
-    data = config.data
-    if data.source == "jsonl" and data.path is None:
-        yield "data.source = 'jsonl' needs data.path"
-    if data.source != "jsonl" and data.path is not None:
-        yield f"data.path = {data.path!r} conflicts with data.source = {data.source!r}: set data.source = 'jsonl'"
-    if data.source == "word_problems" and data.level > word_problems.NUM_LEVELS:
-        yield (
-            f"data.level = {data.level} conflicts with data.source = 'word_problems', whose levels are 1 to"
-            f" {word_problems.NUM_LEVELS}"
-        )
-
-
 def _rewards(config: Config) -> Iterator[str]:
+    is_single_turn = config.environment.name == SINGLE_TURN
+    if is_single_turn and (config.environment.options or config.gateway.enabled):
+        yield (
+            "environment.options and gateway.enabled = true are of use to an environment alone, and environment.name ="
+            f" {SINGLE_TURN!r}: name one, or remove them"
+        )
     if not config.rewards:
+        if not is_single_turn:
+            return
         yield "rewards: at least one is needed to train: add [[rewards]] with a name, such as 'math'"
     elif all(reward.weight == 0 for reward in config.rewards):
         yield "rewards: every weight is 0, so there is nothing to learn"

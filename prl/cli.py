@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from prl.errors import ConfigError, MissingExtraError
 
 BAD_INPUT, INTERRUPTED = 2, 130
-_COMMANDS = ("run", "eval", "doctor", "audit", "why", "engines", "score")
+_COMMANDS = ("run", "data", "eval", "doctor", "audit", "why", "engines", "score")
 """Modules of ``prl.commands``, in the order of ``prl --help``."""
 _THREADS_TIMEOUT_S = 2.0
 
@@ -37,6 +37,7 @@ examples:
   prl run configs/math.toml                             teach a small model arithmetic, on any machine
   prl run configs/math.toml --check                     look at everything, start nothing
   prl run configs/math.toml --set run.num_steps=20      change a key for this run
+  prl data configs/math.toml                            what a run would see of its data, token by token
   prl why runs/math                                     what that run waits for, at this moment
   prl run --help                                        more about running"""
 

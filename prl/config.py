@@ -1,9 +1,10 @@
 """The configuration: one TOML, frozen structs, every constraint in the types.
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
-that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of evaluation and
-LoRA in ``config_eval.py`` and ``config_lora.py``, that of the control address in ``config_control.py``. The doc of a
-field is the string under it. Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
+that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of the data,
+evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, that of the control address in
+``config_control.py``, those of environments in ``config_environment.py``. The doc of a field is the string under it.
+Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from msgspec import Meta, field
 
 from prl.config_algorithm import AdvantageConfig, KlConfig, LossConfig, OverlongConfig
 from prl.config_control import ControlConfig
+from prl.config_data import DataConfig
+from prl.config_environment import EnvironmentConfig, GatewayConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
@@ -169,27 +172,6 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
     (absent: 1e-3), of the mean otherwise (absent: 0.15), since rounding moves single improbable tokens far."""
 
 
-class DataConfig(Table, frozen=True, kw_only=True):
-    """``[data]``: where prompts come from."""
-
-    source: Literal["arithmetic", "word_problems", "jsonl"] = "arithmetic"
-    """``arithmetic`` and ``word_problems`` generate seeded problems; ``jsonl`` reads rows with ``prompt`` or
-    ``messages``."""
-    path: str | None = None
-    """The JSONL file, relative to the working directory."""
-    shuffle: bool = True
-    """Order each epoch by (seed, epoch); false keeps the file's order."""
-    system: str | None = None
-    """System message put before a row that has only a ``prompt``; absent: the chat template's own, if it has one."""
-    level: Annotated[int, Meta(ge=1, le=6)] = 1
-    """Kind of generated problems: 1 to 5 as in the tables of ``arithmetic.py`` and ``word_problems.py``, and of the
-    arithmetic source 6, with a long tail of lengths."""
-    num_prompts: Positive = 100_000
-    """Length of one epoch of generated problems."""
-    skip_bad_rows: bool = False
-    """Skip and count malformed rows instead of refusing the file."""
-
-
 class RewardConfig(Table, frozen=True, kw_only=True):
     """``[[rewards]]``: one reward; the score is the weighted sum of all."""
 
@@ -240,5 +222,7 @@ class Config(Table, frozen=True, kw_only=True):
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
     control: ControlConfig = ControlConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    gateway: GatewayConfig = GatewayConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
-    """At least one is needed to train."""
+    """At least one is needed to train, unless an environment gives rewards of its own: all of them are added."""

@@ -27,7 +27,10 @@ class EvalConfig(Table, frozen=True, kw_only=True):
     max_tokens: Positive | None = None
     """Most tokens of one answer; absent: ``sampling.max_tokens``."""
     path: str | None = None
-    """Held-out JSONL; absent: generated problems are such as training never sees, JSONL sets its last rows aside."""
+    """Held-out rows: a JSONL, CSV or Parquet file by its ending, or a dataset's folder. Absent: generated problems are
+    such as training never sees, what is read from a path sets its last rows aside."""
+    split: str | None = None
+    """Held-out split of the ``dataset`` that is trained on, such as ``test``, in place of its last rows."""
     timeout_s: PositiveFloat = 300.0
     """Deadline of one evaluation. It stands still while no answer can come, since the trainer or a reward is mended."""
     max_block_s: PositiveFloat = 60.0

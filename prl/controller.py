@@ -36,7 +36,7 @@ from prl.engines.pool import EnginePool
 from prl.engines.seats import Seats
 from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Entry, Records, group_of
+from prl.ledger import Entry, Measured, Records, group_of
 from prl.log import get_logger
 from prl.metrics import LagSummary, StepReport, lag_of
 from prl.open_prompts import OpenPrompts, Source
@@ -87,12 +87,13 @@ class Controller:
         judges: Judges | None = None,
         refill: Refill | None = None,
         before_push: Callable[[], Awaitable[int]] | None = None,
+        measure: Callable[[Group], Measured | None] = lambda _: None,
     ) -> None:
         self._engines, self._trainer = engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
         self._before_push = before_push
-        self._prompts = OpenPrompts(source, records)
+        self._prompts = OpenPrompts(source, records, measure)
         self.step_number = first_step
         """Completed optimiser steps."""
         self._round: deque[tuple[Ticket, Group]] = deque()
@@ -152,6 +153,7 @@ class Controller:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
         if isinstance(outcome, Done):
             self._consecutive_drops = 0
+            self._prompts.measure(outcome.group)
             if self._refill is None or not self._refill.wants_another(outcome.group):
                 self._prompts.scored(ticket, outcome)
                 self._buffer.finish(ticket, outcome.group)

@@ -13,6 +13,9 @@
     |   +-- TrainerDeadError a rank is gone, or hangs: what a restart may mend
     +-- WeightSyncError      a weight push failed; names the side that failed
     +-- RewardError          rewards failed too often, or a user's reward raised a bug
+    +-- EpisodeError         an environment asked the model for a turn, and there is none
+    |   +-- EpisodeOverError an episode has had its turns, or its context is full
+    |   +-- TurnFailedError  a turn came to nothing; it may be asked for again
     +-- CheckpointError      a checkpoint could not be written or read
     +-- JournalError         the journal of a run is missing or cannot be used
     +-- DiskError            the disk took nothing for run.disk_timeout_s
@@ -80,6 +83,18 @@ class WeightSyncError(PrlError):
 
 class RewardError(PrlError):
     """Rewards failed too often to go on, or a reward has a bug."""
+
+
+class EpisodeError(PrlError):
+    """An environment asked the model for a turn, and there is none."""
+
+
+class EpisodeOverError(EpisodeError):
+    """An episode has had its turns, or its context is full."""
+
+
+class TurnFailedError(EpisodeError):
+    """A turn came to nothing; it may be asked for again."""
 
 
 class CheckpointError(PrlError):

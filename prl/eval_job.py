@@ -20,6 +20,8 @@ from rich.table import Table
 
 from prl import log, parts, preflight
 from prl.config import Config, TrainerConfig
+from prl.config_data import READ_FROM_PATH
+from prl.data.opening import name_of, source_tables
 from prl.engines.pool import EnginePool
 from prl.errors import ConfigError, MissingExtraError, PrlError
 from prl.estimates import Estimate
@@ -57,6 +59,7 @@ class EvalJob:
         self._num_samples = self._config.eval.num_samples if num_samples is None else num_samples
         self._out = None if out is None else _writable(Path(out))
         self._scorer = parts.make_scorer(config)
+        self._environment = parts.environment_of(config)
         self._console = make_console()
 
     def run(self) -> int:
@@ -104,7 +107,11 @@ class EvalJob:
             stack.push_async_callback(pool.close)
             line.stage(f"starting {parts.describe_engines(config)}")
             await pool.open()
-            rollout = parts.make_rollout(config, pool, self._scorer, tokenizer, FirstFailure())
+            play = None
+            if self._environment is not None:
+                episodes = parts.make_episodes(config, self._environment, tokenizer, None)
+                play = (await stack.enter_async_context(episodes)).play
+            rollout = parts.make_rollout(config, pool, self._scorer, tokenizer, FirstFailure(), play=play)
             evaluate = parts.make_evaluate(config, prompts, rollout, self._scorer, tokenizer.stop_token_ids)
             line.answering(len(prompts) * config.eval.num_answers)
             try:
@@ -118,7 +125,7 @@ class EvalJob:
 
     def _held_out(self, tokenizer: Tokenizer) -> list[Prompt]:
         """As many as wanted of those that training has set aside."""
-        source = open_source(self._config, tokenizer, self._scorer.required_fields)
+        source = open_source(self._config, tokenizer, self._scorer.required_fields, self._scorer.check_row)
         prompts = source.held_out(self._num_samples)
         for warning in source.statistics().warnings:
             log.get_logger(__name__).warning(warning)
@@ -135,10 +142,11 @@ def _with_samples(config: Config, num_samples: int | None) -> Config:
         raise ConfigError(f"{key} = {wanted}: nothing would be evaluated; it must be at least 1")
     if wanted <= held_out.num_samples:
         return config
-    if config.data.source == "jsonl" and held_out.path is None:
+    set_aside = [name_of(source) for _, source in source_tables(config) if source.source in READ_FROM_PATH]
+    if set_aside and held_out.path is None and held_out.split is None:
         raise ConfigError(
             f"--num-samples {wanted}: training sets the last eval.num_samples = {held_out.num_samples} rows of"
-            f" {config.data.path} aside and has met the others; ask for fewer, or name other prompts in eval.path"
+            f" {', '.join(set_aside)} aside and has met the others; ask for fewer, or name other prompts in eval.path"
         )
     return msgspec.structs.replace(config, eval=msgspec.structs.replace(held_out, num_samples=wanted))
 

@@ -1,17 +1,21 @@
 """What becomes of every prompt: the records of a run, and the accounts that follow from them.
 
-A prompt is *admitted*, its members are *sampled* chunk by chunk, its group is *scored*, and a step has *trained* it; or
-it *left* for a stated reason. ``Ledger.append`` is the only way in, for a run under way and for one that is read back,
-so the accounts of a run that is resumed are those it had (``journal.py`` keeps the records on the disk).
+A prompt is *admitted*, its members are *sampled* chunk by chunk or *played* as whole episodes, its group is *scored*,
+and a step has *trained* it; or it *left* for a stated reason. ``Ledger.append`` is the only way in, for a run under way
+and for one that is read back, so the accounts of a run that is resumed are those it had (``journal.py`` keeps the
+records on the disk).
 
 Invariants:
 
-- Ids are given out without gaps. Each id below ``cursor`` is open, trained or left; one that is none of them is *lost*,
-  and one that two steps trained is trained *twice*. A run that keeps its promises has neither; ``prl audit`` looks.
+- Each id below ``cursor`` is open, trained or left (one that the source passed over left with that reason); one that is
+  none of them is *lost*, and one that two steps trained is trained *twice*. A run that keeps its promises has neither;
+  ``prl audit`` looks.
 - Open prompts stand in the order of admission, which is the order in which they are admitted again after a resume: the
   lag bound's proof (``buffer.py``) needs no more.
 - What was sampled of an open prompt is kept token by token, with versions and log-probabilities. A resumed run goes on
-  from these tokens: sampling anew what was unfinished would favour short answers, since long ones are cut off.
+  from these tokens: sampling anew what was unfinished would favour short answers, since long ones are cut off. An
+  episode is kept once it is finished: what its environment was doing cannot be gone on with, so one that was under way
+  begins anew, and the few of them that a crash meets are the shorter for it.
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
-from prl.types import Completion, Finish, Group, Prompt, Score, TokenChunk
+from prl.types import Completion, Finish, Group, Prompt, Score, TokenChunk, Turn, by_turn
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -44,6 +48,14 @@ class Sampled(Record, frozen=True, kw_only=True, tag="sampled"):
     chunk: TokenChunk
     attempt: int = 0
     """A new attempt begins at its first token; the tokens of the one before are given up."""
+
+
+class Played(Record, frozen=True, kw_only=True, tag="played"):
+    """An episode of one member is finished."""
+
+    prompt_id: int
+    member: int
+    episode: Member
 
 
 class Scored(Record, frozen=True, kw_only=True, tag="scored"):
@@ -69,14 +81,27 @@ class Trained(Record, frozen=True, kw_only=True, tag="trained"):
     prompt_ids: list[int]
 
 
-class Member(msgspec.Struct, kw_only=True):
-    """One stream of a prompt as far as it is known."""
+class Measured(Record, frozen=True, kw_only=True, tag="measured"):
+    """A scored group says how difficult its row is (``data/curriculum.py``)."""
+
+    prompt_id: int
+    row: int
+    """The row's number among those of all sources."""
+    epoch: int
+    solve_rate: float
+
+
+class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One stream of a prompt as far as it is known, or a finished episode."""
 
     attempt: int = 0
     token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[float] = msgspec.field(default_factory=list)
     versions: list[int] = msgspec.field(default_factory=list)
     finish: Finish | None = None
+    turns: list[Turn] = msgspec.field(default_factory=list)
+    """Of an episode, as in ``Completion``."""
+    rewards: dict[str, float] = msgspec.field(default_factory=dict)
 
     def copy(self) -> Member:
         """The same, with lists of its own."""
@@ -86,6 +111,8 @@ class Member(msgspec.Struct, kw_only=True):
             logprobs=list(self.logprobs),
             versions=list(self.versions),
             finish=self.finish,
+            turns=self.turns,
+            rewards=self.rewards,
         )
 
     def add(self, chunk: TokenChunk) -> None:
@@ -110,11 +137,11 @@ class Entry(msgspec.Struct, kw_only=True):
 
     def oldest_version(self) -> int | None:
         """The version of the oldest token; None before the first one."""
-        return min((member.versions[0] for member in self.members.values() if member.versions), default=None)
+        return min((min(member.versions) for member in self.members.values() if member.versions), default=None)
 
     def newest_version(self) -> int | None:
         """The version of the newest token; None before the first one."""
-        return max((member.versions[-1] for member in self.members.values() if member.versions), default=None)
+        return max((max(member.versions) for member in self.members.values() if member.versions), default=None)
 
 
 class Snapshot(Record, frozen=True, kw_only=True, tag="snapshot"):
@@ -128,6 +155,9 @@ class Snapshot(Record, frozen=True, kw_only=True, tag="snapshot"):
     left_by_reason: dict[str, int]
     trained_twice: list[int]
     num_open: int
+    data: dict[str, str] = {}
+    solve_rates: list[tuple[int, int, float]] = []
+    """Row, epoch, solve rate."""
 
 
 class Open(Record, frozen=True, kw_only=True, tag="open"):
@@ -136,7 +166,7 @@ class Open(Record, frozen=True, kw_only=True, tag="open"):
     entry: Entry
 
 
-AnyRecord = Snapshot | Open | Admitted | Sampled | Scored | Left | Trained
+AnyRecord = Snapshot | Open | Admitted | Sampled | Played | Scored | Left | Trained | Measured
 
 
 class Accounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +238,10 @@ class Ledger:
         """Completed optimiser steps."""
         self.cursor = 0
         """Id of the next prompt to be admitted."""
+        self.data: dict[str, str] = {}
+        """Fingerprint of the data that ids are positions of."""
+        self.solve_rates: dict[int, tuple[int, float]] = {}
+        """By row: the epoch it was last measured in, and its solve rate."""
         self.open: dict[int, Entry] = {}
         self.batches: dict[int, list[Entry]] = {}
         self._keep_from = keep_from
@@ -224,21 +258,26 @@ class Ledger:
                 if member is None or member.attempt != attempt:
                     member = members[index] = Member(attempt=attempt)
                 member.add(chunk)
+            case Played(prompt_id=number, member=index, episode=episode):
+                self.open[number].members[index] = episode
             case Admitted(prompt=prompt):
                 self.open[prompt.id] = Entry(prompt=prompt)
                 self.cursor = max(self.cursor, prompt.id + 1)
             case Scored(prompt_id=number):
                 self.open[number].scored = record
             case Left(prompt_id=number, reason=reason):
-                self.open.pop(number, None)
-                self._left.add(number)
-                self._left_by_reason[reason] += 1
+                self._leave(number, reason)
+            case Measured(row=row, epoch=epoch, solve_rate=solve_rate):
+                self.solve_rates[row] = epoch, solve_rate
             case Trained(step=step, prompt_ids=numbers):
                 self._train(step, numbers)
-            case Snapshot():
+            case Snapshot() | Open():
                 self._restore(record)
-            case Open(entry=entry):
-                self.open[entry.prompt.id] = entry
+
+    def _leave(self, number: int, reason: str) -> None:
+        self.open.pop(number, None)
+        if self._left.add(number):  # one that was passed over may be so again after a crash
+            self._left_by_reason[reason] += 1
 
     async def ready(self) -> None:
         """Return at once: memory takes every record (``Journal.ready`` waits for the disk)."""
@@ -253,6 +292,11 @@ class Ledger:
     def forget(self, number: int) -> None:
         """Give up what was sampled of an open prompt: it is sampled anew."""
         self.open[number] = Entry(prompt=self.open[number].prompt)
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the data, for a checkpoint: it must do without the journal."""
+        rates = [(row, epoch, rate) for row, (epoch, rate) in self.solve_rates.items()]
+        return {"data": self.data, "solve_rates": rates}
 
     def forget_unfinished(self, *, of_version: int) -> None:
         """Give up streams that are not at their end and have tokens of this version only."""
@@ -272,6 +316,8 @@ class Ledger:
                 left_by_reason=dict(self._left_by_reason),
                 trained_twice=list(self._trained_twice),
                 num_open=len(self.open),
+                data=dict(self.data),
+                solve_rates=[(row, epoch, rate) for row, (epoch, rate) in self.solve_rates.items()],
             ),
             *(Open(entry=entry.copy()) for entry in self.open.values()),
         ]
@@ -298,12 +344,17 @@ class Ledger:
         self._trained_twice += [number for number in numbers if not self._trained.add(number)]
         self.step = step + 1
 
-    def _restore(self, snapshot: Snapshot) -> None:
+    def _restore(self, snapshot: Snapshot | Open) -> None:
+        if isinstance(snapshot, Open):
+            self.open[snapshot.entry.prompt.id] = snapshot.entry
+            return
         self.step, self.cursor = snapshot.step, snapshot.cursor
         self.open = {}
         self._trained, self._left = IdSet(snapshot.trained), IdSet(snapshot.left)
         self._left_by_reason = Counter(snapshot.left_by_reason)
         self._trained_twice = list(snapshot.trained_twice)
+        self.data = dict(snapshot.data)
+        self.solve_rates = {row: (epoch, rate) for row, epoch, rate in snapshot.solve_rates}
 
 
 def completion_of(member: Member, text_of: Callable[[list[int]], str]) -> Completion:
@@ -312,8 +363,22 @@ def completion_of(member: Member, text_of: Callable[[list[int]], str]) -> Comple
         token_ids=member.token_ids,
         logprobs=member.logprobs,
         versions=member.versions,
-        text=text_of(member.token_ids),
+        text=text_of(by_turn(member.turns, member.token_ids)[-1]),
         finish="stop" if member.finish == "stop" else "length",
+        turns=member.turns,
+        rewards=member.rewards,
+    )
+
+
+def member_of(episode: Completion) -> Member:
+    """A finished episode as it is recorded."""
+    return Member(
+        token_ids=episode.token_ids,
+        logprobs=episode.logprobs,
+        versions=episode.versions,
+        finish=episode.finish,
+        turns=episode.turns,
+        rewards=episode.rewards,
     )
 
 

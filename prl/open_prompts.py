@@ -11,13 +11,13 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from prl.buffer import Ticket
-from prl.ledger import Admitted, Entry, Left, Records, Scored, Trained
+from prl.ledger import Admitted, Entry, Left, Measured, Records, Scored, Trained
 from prl.rollout import Done
-from prl.types import Prompt
+from prl.types import Group, Prompt
 
 
 class Source(Protocol):
@@ -32,16 +32,20 @@ class Source(Protocol):
         """The next prompt in order of admission."""
         ...
 
+    def passed_over(self) -> list[tuple[int, str]]:
+        """Ids that ``next`` went past since this was last asked, and why."""
+        ...
+
     def seek(self, cursor: int) -> None:
         """Continue at the prompt with this id."""
         ...
 
 
 class OpenPrompts:
-    """See the module. Each is known by the ticket of its slot."""
+    """See the module. Each is known by the ticket of its slot; ``measure`` says what a group tells of its row."""
 
-    def __init__(self, source: Source, records: Records) -> None:
-        self._source, self._records = source, records
+    def __init__(self, source: Source, records: Records, measure: Callable[[Group], Measured | None]) -> None:
+        self._source, self._records, self._measure = source, records, measure
         self._restored: deque[Entry] = deque()
         self._by_ticket: dict[Ticket, Prompt] = {}
 
@@ -61,8 +65,15 @@ class OpenPrompts:
     def _new(self) -> Entry:
         """A prompt that was never admitted before."""
         prompt = self._source.next()
+        for number, reason in self._source.passed_over():
+            self._records.append(Left(prompt_id=number, reason=reason))
         self._records.append(Admitted(prompt=prompt))
         return Entry(prompt=prompt)
+
+    def measure(self, group: Group) -> None:
+        """Keep what a group says of how hard its row is, whether it is trained on or not."""
+        if measured := self._measure(group):
+            self._records.append(measured)
 
     def scored(self, ticket: Ticket, done: Done) -> None:
         """Its group is complete, and stays open until it is trained."""

@@ -15,18 +15,25 @@ from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.buffer import Buffer
 from prl.config import Config
+from prl.config_algorithm import is_own
+from prl.config_environment import SINGLE_TURN
 from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
 from prl.engines.pool import EnginePool
+from prl.environments.base import Environment, make_environment
+from prl.environments.episodes import Door, Episodes, GroupJudge, Judge, group_judged_with, judged_with
+from prl.environments.history import rewritten_history
+from prl.environments.session import Limits
 from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
-from prl.ledger import Sampled
+from prl.ledger import Played, Sampled
+from prl.log import get_logger
 from prl.memory import gpu_memory
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer
-from prl.rollout import Rollout
+from prl.rollout import Play, Rollout
 from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
@@ -39,6 +46,7 @@ BATCHES_AHEAD = 2
 """In the paper's mode, batches of groups that are ready or in a step when admission stops: one in the trainer, and the
 next one complete beside it. More of them would only age."""
 
+log = get_logger(__name__)
 EngineKind = Literal["vllm", "transformers", "simulated"]
 
 
@@ -241,13 +249,14 @@ def make_rollout(
     tokenizer: Tokenizer,
     failure: FirstFailure,
     *,
-    record: Callable[[Sampled], None] = lambda _: None,
+    record: Callable[[Sampled | Played], None] = lambda _: None,
+    play: Play | None = None,
 ) -> Rollout:
-    """What rolls out prompts on ``engines`` as ``[sampling]`` and ``[pipeline]`` say; ``record`` is told of chunks."""
+    """What rolls out prompts on ``engines`` as ``[sampling]`` and ``[pipeline]`` say; see ``Rollout``."""
     sampling = config.sampling
     return Rollout(
         engines,
-        scorer.score,
+        judge_of(config, scorer),
         tokenizer.decode,
         decoding=Decoding(
             temperature=sampling.temperature, max_tokens=sampling.max_tokens, stop_token_ids=tokenizer.stop_token_ids
@@ -258,19 +267,49 @@ def make_rollout(
         seed=config.seed if sampling.seeded else None,
         record=record,
         deadlines=engines.deadlines,
-        score_group=scorer.score_group if scorer.of_groups else None,
+        play=play,
+        score_group=group_judge_of(config, scorer),
     )
 
 
 def make_scorer(config: Config) -> Scorer:
     """The rewards. Raises PluginError, MissingExtraError, or ConfigError where they cannot judge what is held out."""
-    scorer = Scorer(config.rewards)
-    if config.eval.num_samples and len(scorer.of_groups) == len(config.rewards):
+    is_single_turn = config.environment.name == SINGLE_TURN
+    scorer = Scorer(config.rewards, needed=is_single_turn)
+    if is_single_turn and config.eval.num_samples and len(scorer.of_groups) == len(config.rewards):
         raise ConfigError(
             f"rewards: {', '.join(scorer.of_groups)} judge whole groups, and an evaluation has single answers: add a"
             " reward that judges one, or set eval.num_samples = 0"
         )
     return scorer
+
+
+def judge_of(config: Config, scorer: Scorer) -> Judge:
+    """What judges a completion: the rewards, and the environment where there is one."""
+    if config.environment.name == SINGLE_TURN:
+        return scorer.score
+    return judged_with(scorer.score if config.rewards else None)
+
+
+def group_judge_of(config: Config, scorer: Scorer) -> GroupJudge | None:
+    """What judges whole groups; None where no reward does."""
+    if not scorer.of_groups:
+        return None
+    return scorer.score_group if config.environment.name == SINGLE_TURN else group_judged_with(scorer.score_group)
+
+
+def environment_of(config: Config) -> Environment | None:
+    """What ``[environment]`` names, not opened; None for a single turn. Raises PluginError."""
+    return None if config.environment.name == SINGLE_TURN else make_environment(config.environment)
+
+
+def make_episodes(config: Config, environment: Environment, tokenizer: Tokenizer, door: Door | None) -> Episodes:
+    """What plays episodes of ``environment``, not opened; ``door`` is the gateway, if there is one."""
+    if (warning := rewritten_history(tokenizer)) is not None:
+        log.warning(warning)
+    timeout_s = config.pipeline.rollout_timeout_s
+    limits = Limits(config.environment.max_turns, config.engine.max_model_len, timeout_s)
+    return Episodes(environment, tokenizer, limits, door=door)
 
 
 def make_evaluate(
@@ -288,9 +327,15 @@ def make_evaluate(
     )
 
     async def evaluate_version(version: int, on_answer: Callable[[], None]) -> Evaluation:
-        return await evaluate(prompts, rollout.sample, scorer.score, asked=asked, version=version, on_answer=on_answer)
+        judge = judge_of(config, scorer)
+        return await evaluate(prompts, rollout.answer, judge, asked=asked, version=version, on_answer=on_answer)
 
     return evaluate_version
+
+
+def only_advantages_teach(config: Config) -> bool:
+    """Whether a token with an advantage of 0 has a gradient of exactly 0: prl's own losses are linear in it."""
+    return not is_own(config.loss.name) and config.loss.entropy_bonus == 0 and config.kl.coefficient == 0
 
 
 def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]]:
@@ -305,6 +350,7 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
             advantage=ADVANTAGES[config.advantage.name],
             rewards_of=rewards_of,
             mask_overlong=config.overlong.mask,
+            only_advantages_teach=only_advantages_teach(config),
             num_ranks=config.trainer.num_ranks,
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
         )

@@ -79,6 +79,7 @@ class Pipeline:
         self.config = config
         model = resolve_model(config.model)
         self._scorer = parts.make_scorer(config)
+        environment = parts.environment_of(config)
         self._claim = claim(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
         self.run_dir = self._claim.path
         self.summary: Summary | None = None
@@ -93,6 +94,7 @@ class Pipeline:
             model,
             self.run_dir,
             scorer=self._scorer,
+            environment=environment,
             record=self._record,
             overview=self._overview,
             failure=self._failure,
@@ -147,7 +149,7 @@ class Pipeline:
         self._overview.begins("reading tokenizer and data")
         self._control.bind()
         self._stack.push_async_callback(self._control.close)
-        start = await self._assembly.read(resume=self._resume)
+        start = await self._assembly.read(resume=self._resume, accept_changes=self._accept_changes)
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
         await self._control.open()

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
+
+import msgspec
 
 from prl.errors import PluginError
+from prl.hidden import without_secrets
 
 T = TypeVar("T")
 
@@ -105,3 +109,33 @@ class Registry:
 
 def _origin(target: Any) -> tuple[str, str]:
     return getattr(target, "__module__", "?"), getattr(target, "__qualname__", repr(target))
+
+
+def bind_options(kind: str, name: str, target: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the ``kind`` (a word for messages) ``name``, checked by the parameters of ``target``.
+
+    Raises:
+        PluginError: one is unknown, missing, or of the wrong type.
+    """
+    constructor = target.__init__ if inspect.isclass(target) else target
+    parameters = {
+        p.name: p
+        for p in inspect.signature(target).parameters.values()
+        if p.kind == p.KEYWORD_ONLY or (inspect.isclass(target) and p.kind == p.POSITIONAL_OR_KEYWORD)
+    }
+    for key in options:
+        if key not in parameters:
+            takes = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
+            raise PluginError(f"the {kind} {name!r} has no option {key!r}{nearest(key, list(parameters))}; {takes}")
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
+    if missing:
+        raise PluginError(f"the {kind} {name!r} needs the option {missing[0]!r}")
+    hints = get_type_hints(constructor, include_extras=True) if options else {}
+    checked = {}
+    for key, value in options.items():
+        try:
+            checked[key] = msgspec.convert(value, hints.get(key, Any))
+        except msgspec.ValidationError as error:
+            got = without_secrets({key: value})[key]
+            raise PluginError(f"the {kind} {name!r}, option {key!r}: {error}; got {got!r}") from error
+    return checked

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from prl import memory
+from prl import memory, settings
 from prl.check import cross_check, sequences_in_flight
+from prl.check_data import check_data
 from prl.config import Config
+from prl.data.opening import source_tables
+from prl.environments.base import REGISTRY as ENVIRONMENTS
 from prl.errors import ConfigError, MissingExtraError, RefusedError
 from prl.models import resolve_model
-from prl.parts import engine_kind, installed, make_scorer
+from prl.parts import engine_kind, environment_of, installed, make_scorer
 from prl.rewards.base import REGISTRY
 from prl.trainer.launch import split_address
 
@@ -42,6 +45,7 @@ def before_start(config: Config) -> list[Finding]:
         raise MissingExtraError("peft", "lora", f"lora.rank = {config.lora.rank}")
     for reward in config.rewards:
         REGISTRY.find(reward.name)
+    ENVIRONMENTS.find(config.environment.name)
     _files(config)
     kind, why = engine_kind(config)
     findings = [Finding(topic="engine", text=f"{config.engine.count} x {kind} ({why})")]
@@ -87,10 +91,23 @@ def before_evaluation(config: Config) -> None:
     cross_check(config)
     for reward in config.rewards:
         REGISTRY.find(reward.name)
+    ENVIRONMENTS.find(config.environment.name)
     _files(config)
     folder = None if engine_kind(config)[0] == "simulated" else _folder(resolve_model(config.model))
     if folder is not None:
         _context(config, folder)
+
+
+def before_data(config: Config) -> None:
+    """What can be known of the data alone without reading it; no engine, trainer or reward need be configured.
+
+    Raises:
+        ConfigError: the configuration is not valid, or a file is not there.
+    """
+    settings.validate(config)
+    if found := list(check_data(config)):
+        raise ConfigError("\n".join(found))
+    _files(config)
 
 
 def check(config: Config) -> list[Finding]:
@@ -106,25 +123,31 @@ def check(config: Config) -> list[Finding]:
     findings = before_start(config)
     scorer = make_scorer(config)
     names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards)
-    findings.append(Finding(topic="rewards", text=names))
+    findings.append(Finding(topic="rewards", text=names or "the environment's own"))
+    findings += [Finding(topic="rewards", text=note) for note in scorer.notes]
+    if (environment := environment_of(config)) is not None:
+        findings.append(Finding(topic="environment", text=environment.name))
     tokenizer = Tokenizer.load(resolve_model(config.model))
     ends = ", ".join(map(str, tokenizer.stop_token_ids))
     template = "a chat template" if tokenizer.has_template else "no chat template"
     findings.append(Finding(topic="tokenizer", text=f"{tokenizer.vocab_size} ids, {template}, stops at {ends}"))
-    source = open_source(config, tokenizer, scorer.required_fields)
+    source = open_source(config, tokenizer, scorer.required_fields, scorer.check_row)
     num_held_out = len(source.held_out(config.eval.num_samples))
     counts = source.statistics()  # after the held-out prompts were rendered, so that too long ones among them count
-    where = config.data.path or f"{config.data.source}, level {config.data.level}"
-    findings.append(Finding(topic="data", text=f"{where}: {counts.num_rows} prompts an epoch"))
+    for each in source.sources:
+        findings.append(Finding(topic="data", text=f"{each.name}: {len(each.train)} prompts an epoch"))
     findings += [Finding(topic="data", text=warning, is_note=True) for warning in counts.warnings]
     return [*findings, *_held_out(config, num_held_out)]
 
 
 def _files(config: Config) -> None:
-    for key, path in (("data.path", config.data.path), ("eval.path", config.eval.path)):
-        if path is not None and not Path(path).is_file():
-            what = "is a folder" if Path(path).is_dir() else "does not exist"
-            raise ConfigError(f"{key} = {path!r}: {Path(path).absolute()} {what}; name a JSONL file")
+    paths = [("eval.path", config.eval.path)]
+    paths += [(f"{key}.path", each.path) for key, each in source_tables(config) if each.source != "dataset"]
+    for key, path in paths:
+        if path is None or Path(path).is_file() or (key == "eval.path" and Path(path).is_dir()):
+            continue
+        what = "is a folder" if Path(path).is_dir() else "does not exist"
+        raise ConfigError(f"{key} = {path!r}: {Path(path).absolute()} {what}; name a file, such as rows.jsonl")
 
 
 def _held_out(config: Config, found: int) -> list[Finding]:

@@ -69,7 +69,7 @@ def find_start(run_dir: Path, config: Config) -> Start:
     found = checkpoint.latest(run_dir / "checkpoints")
     step = checkpoint.read_marker(found.folder).step if found.folder else 0
     state = checkpoint.read_state(found.folder) if found.folder else {}
-    start = _from_journal(run_dir / "journal", step, state.get("controller", {}))
+    start = _from_journal(run_dir / "journal", step, state)
     start.checkpoint, start.warnings = found.folder, [*found.skipped, *start.warnings]
     start.totals = msgspec.convert(state.get("totals", {}), Totals)
     for line in read_steps(run_dir / "metrics.jsonl", step + 1, start.ledger.step):
@@ -83,7 +83,7 @@ def find_start(run_dir: Path, config: Config) -> Start:
 
 
 def _from_journal(folder: Path, step: int, state: dict[str, Any]) -> Start:
-    """What the journal says of the time since the checkpoint of ``step``; ``state`` is the controller's in it."""
+    """What the journal says of the time since the checkpoint of ``step``; ``state`` is what that holds."""
     warnings: list[str] = []
     try:
         ledger, damage = journal.read(folder, resume_from=step)
@@ -99,9 +99,11 @@ def _from_journal(folder: Path, step: int, state: dict[str, Any]) -> Start:
 
 def _from_checkpoint(step: int, state: dict[str, Any]) -> Ledger:
     """The accounts as a checkpoint alone tells them: what is not open below the cursor counts as trained."""
-    ledger = Ledger()
-    prompts = msgspec.convert(state.get("untrained", []), list[Prompt])
-    ledger.begin(step=step, cursor=state.get("cursor", 0), open_ids=[prompt.id for prompt in prompts])
+    ledger, controller = Ledger(), state.get("controller", {})
+    prompts = msgspec.convert(controller.get("untrained", []), list[Prompt])
+    ledger.begin(step=step, cursor=controller.get("cursor", 0), open_ids=[prompt.id for prompt in prompts])
+    ledger.data = state.get("data", {})
+    ledger.solve_rates = {row: (epoch, rate) for row, epoch, rate in state.get("solve_rates", [])}
     for prompt in prompts:
         ledger.append(Admitted(prompt=prompt))
     return ledger

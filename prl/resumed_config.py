@@ -32,8 +32,10 @@ OWN = {
     "trainer.kind": "the run's checkpoints are of that kind",
 }
 """Keys that make a run what it is, tables with all their keys, and why."""
-SET_ASIDE = {"eval.path", "eval.num_samples"}
+SET_ASIDE = {"eval.path", "eval.split", "eval.num_samples"}
 """Keys that decide which rows of a training file are held out."""
+PASSED_OVER = ("data.curriculum.", "data.filter.min_tokens", "data.filter.max_tokens")
+"""Keys that decide which places in the data are passed over, and not what is found there."""
 FREE = {"run.name", "data.system"}
 """Keys that change nothing of it: ``data.system`` is put before prompts, which stay the same."""
 
@@ -101,9 +103,9 @@ def nothing_left(run_dir: Path, num_steps: int) -> str | None:
 
 
 def _why_own(key: str, config: Config) -> str | None:
-    if key in SET_ASIDE and config.data.path is not None:
+    if key in SET_ASIDE and (config.data.path is not None or config.data.sources):
         return "it decides which rows of the training file are held out"
-    if key in FREE:
+    if key in FREE or key.startswith(PASSED_OVER):
         return None
     return next((why for own, why in OWN.items() if key == own or key.startswith(f"{own}.")), None)
 

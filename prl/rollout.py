@@ -10,6 +10,8 @@ Invariants:
   asked once every member has ended.
 - A stream whose engine dies, stalls or is removed goes on with another one, behind the tokens that it has: they keep
   their versions and log-probabilities, and what follows is sampled given them, so no length is favoured.
+- With ``play`` a member is an episode, of as many streams as its environment asks for; it is recorded once it is
+  finished, and one that came to nothing is played once more.
 - A bug, or the end of all engines, is no outcome: it is reported to ``FirstFailure`` and ends the run.
 """
 
@@ -30,7 +32,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, EngineLeftError, EngineStalledError
 from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
-from prl.ledger import Member, Sampled, completion_of
+from prl.ledger import Member, Played, Sampled, completion_of, member_of
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
 from prl.waits import Wait, loop, waiting
 
@@ -86,6 +88,12 @@ class Streams(Protocol):
         ...
 
 
+Sample = Callable[[Prompt, Decoding, Callable[[TokenChunk], None]], Awaitable[Completion | Dropped]]
+"""Samples one stream behind a prompt, as ``decoding`` says, and tells its chunks."""
+Play = Callable[[Prompt, Decoding, Sample], Awaitable[Completion | Dropped]]
+"""Plays one episode; every stream of it is sampled by the last argument."""
+
+
 class Rollout:
     """Rolls out prompts, one call each."""
 
@@ -100,15 +108,18 @@ class Rollout:
         timeout_s: float,
         failure: FirstFailure,
         seed: int | None = None,
-        record: Callable[[Sampled], None] = lambda _: None,
+        record: Callable[[Sampled | Played], None] = lambda _: None,
         deadlines: Deadlines | None = None,
+        play: Play | None = None,
         score_group: ScoreGroup | None = None,
     ) -> None:
-        """``record`` is told of every chunk of a training rollout; ``deadlines`` are held while no stream can go on.
+        """See the module.
 
-        ``score_group`` gives the members that have a score their last verdict, all together.
+        ``record`` is told of every chunk of a training rollout, or of every episode; ``deadlines`` are held while no
+        stream can go on; without ``play`` a completion is one stream behind its prompt. ``score_group`` gives the
+        members that have a score their last verdict, all together.
         """
-        self._score_group = score_group
+        self._play, self._score_group = play, score_group
         self._record, self._deadlines = record, deadlines or Deadlines()
         self._streams, self._score, self.decode = streams, score, decode
         self._decoding, self._group_size, self._timeout_s = decoding, group_size, timeout_s
@@ -188,7 +199,8 @@ class Rollout:
         """One member; a failure that must end the run is reported at once and not raised into the task group."""
         what = f"the rollout of prompt {prompt.id}"
         with failures_to(self._failure.set, what), waiting(f"member {index}", aside=True):
-            sampled = await self._sampled(prompt, index, so_far)
+            sample = self._sampled if self._play is None else self._played
+            sampled = await sample(prompt, index, so_far)
             stream_ended()
             return sampled if isinstance(sampled, Dropped) else _judged(sampled, await self._score(sampled, prompt))
         return Dropped(reason="error", message="it ends the run")
@@ -202,6 +214,24 @@ class Rollout:
             if isinstance(sampled, Completion):
                 break
         return sampled
+
+    async def _played(self, prompt: Prompt, index: int, so_far: Member) -> Completion | Dropped:
+        """One episode, or the one that the journal has."""
+        if so_far.finish is not None:
+            return completion_of(so_far, self.decode)
+        played: Completion | Dropped = Dropped(reason="aborted", message="no attempt was made")
+        for attempt in range(MAX_ATTEMPTS):
+            played = await self.answer(prompt, self._seeded(prompt, index, attempt))
+            if isinstance(played, Completion):
+                self._record(Played(prompt_id=prompt.id, member=index, episode=member_of(played)))
+                break
+        return played
+
+    async def answer(self, prompt: Prompt, decoding: Decoding) -> Completion | Dropped:
+        """One completion that is not recorded: a stream, or an episode all of whose streams are sampled like that."""
+        if self._play is None:
+            return await self.sample(prompt, decoding)
+        return await self._play(prompt, decoding, lambda behind, how, record: self.sample(behind, how, record=record))
 
     async def _guarded_group(self, prompt: Prompt, members: list[Judged], score_group: ScoreGroup) -> list[Judged]:
         """The members with what is judged of all that have a score; a bug is reported as one of a member is."""

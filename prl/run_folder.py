@@ -184,9 +184,12 @@ class RunFolder:
 
 
 def sample_lines(step: int, group: Group) -> Iterable[dict[str, Any]]:
-    """One object for each completion: text for people, ids, versions and log-probabilities for checks."""
+    """One object for each completion: text for people, ids, versions and log-probabilities for checks.
+
+    An episode's has its ``turns`` too: the ids before each, and how many of ``token_ids`` it sampled.
+    """
     for completion, score in zip(group.completions, group.scores, strict=True):
-        yield {
+        line = {
             "step": step,
             "prompt_id": group.prompt.id,
             "prompt": group.prompt.text,
@@ -199,6 +202,7 @@ def sample_lines(step: int, group: Group) -> Iterable[dict[str, Any]]:
             "versions": completion.versions,
             "logprobs": [round(value, 6) for value in completion.logprobs],
         }
+        yield {**line, "turns": completion.turns} if completion.turns else line
 
 
 def read_steps(path: Path, first: int, last: int) -> list[StepLine]:

@@ -76,7 +76,7 @@ class RunRecord:
         """Write a checkpoint of the controller's step; generation goes on."""
         checkpoints, step = self._run_dir / "checkpoints", controller.step_number
         folder = checkpoint.step_folder(checkpoints, step)
-        state = {"controller": controller.state(), "totals": self.totals}
+        state = {"controller": controller.state(), "totals": self.totals, **self.journal.ledger.facts()}
         await self.journal.begin_segment()
         with waiting("the trainer", "saves"):
             await trainer.save(folder, msgspec.to_builtins(state))

@@ -15,10 +15,11 @@ _NUM_ROUNDS = 6
 class Permutation:
     """A bijection of 0..n-1 onto itself, the same on every machine and every Python."""
 
-    def __init__(self, n: int, seed: int, epoch: int) -> None:
+    def __init__(self, n: int, seed: int, epoch: int, *, stream: str = "") -> None:
+        """Another ``stream`` (a name) gives another order for the same seed and epoch."""
         self._n = n
         self._half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
-        self._key = blake2b(f"prl order {seed} {epoch}".encode(), digest_size=32).digest()
+        self._key = blake2b(f"prl order {seed} {epoch}{stream and f' {stream}'}".encode(), digest_size=32).digest()
 
     def __getitem__(self, index: int) -> int:
         if not 0 <= index < self._n:

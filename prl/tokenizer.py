@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,29 @@ class Tokenizer:
         """The conversation as ids, up to where the model's turn begins. Raises ConfigError without a chat template."""
         return self.encode_rendered(self.render_text(messages))
 
-    def render_text(self, messages: list[dict[str, str]]) -> str:
-        """The conversation as the template writes it, special tokens included."""
+    def render_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """The conversation as the template writes it, special tokens included; ``tools`` are as OpenAI describes them.
+
+        A template that knows nothing of tools leaves them out (``knows_tools``).
+        """
         if not self.has_template:
             raise ConfigError(
                 f"{self._name} has no chat template, so messages cannot be rendered: give rows a 'prompt' string in "
                 f"place of 'messages' (and no data.system), or add chat_template.jinja to the model's folder"
             )
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = self._tokenizer.apply_chat_template(
+            list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
+        )
         return str(text)
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether the chat template shows the model the tools that it may call."""
+        if not self.has_template:
+            return False
+        tool = {"name": "probe", "description": "", "parameters": {"type": "object", "properties": {}}}
+        asked = [{"role": "user", "content": _PROBE}]
+        return self.render_text(asked) != self.render_text(asked, [{"type": "function", "function": tool}])
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of text that has all its special tokens already."""
@@ -84,10 +99,17 @@ class Tokenizer:
         """The text of ids without special tokens."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """The text of each id alone, special tokens included; half a character is a replacement character."""
+        return [str(self._tokenizer.decode([number], clean_up_tokenization_spaces=False)) for number in ids]
+
+    def decode_all(self, ids: list[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
     def reencode(self, ids: list[int]) -> list[int]:
         """What ``ids`` become as text, special tokens included, and back: often, not always, the same."""
-        text = self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return self.encode_rendered(str(text))
+        return self.encode_rendered(self.decode_all(ids))
 
     def _find_prefix(self) -> list[int]:
         """What the tokenizer puts before plain text. What it would put behind it would end a prompt: never used."""

@@ -5,7 +5,10 @@
 Each stage has a type of its own and no field waits to be filled by a later one, so a value that exists is complete.
 The checks in ``__post_init__`` are the invariants the rest of the code relies on without looking again:
 
-- a chunk holds tokens of one weight version; a completion's lists have one length and its versions never decrease;
+- a chunk holds tokens of one weight version; a completion's lists have one length and its versions never decrease
+  within a stream;
+- an episode of several turns is one completion: its lists hold what was sampled, turn after turn, and its ``turns`` say
+  what stood before each of them, so that every sampled token is in exactly one sample;
 - a score is a finite number, and neither an abstention nor a failure is ever a score;
 - a group has as many scores as completions;
 - a sample's five lists have one length, and its advantage is 0 wherever its mask is.
@@ -17,10 +20,12 @@ version v and makes version v + 1.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from itertools import accumulate
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 Finish = Literal["stop", "length", "abort"]
 """Why a stream ended: a stop token, a length limit, or an abort. Only the first two may reach scoring."""
 
@@ -61,30 +66,75 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(msg)
 
 
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream of an episode: what stood before it, and how many of the completion's tokens it sampled."""
+
+    sample: int
+    """The sample that it is in, counted from 0 in the order in which they begin."""
+    context: list[int]
+    """The token ids before it, none of which is trained: behind the sample's last turn what came in between (a user's
+    answer, a tool's result), and in a sample's first turn everything."""
+    num_sampled: int
+    finish: Literal["stop", "length"]
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished stream: what was sampled, by which versions, and how it reads."""
+    """One member of a group: what was sampled, by which versions, and how it reads.
+
+    Mostly that is one finished stream behind the prompt. An episode has several; its ``turns`` divide the lists.
+    """
 
     token_ids: list[int]
-    """Length T >= 1, the sampled stop token included."""
+    """Length T >= 1, every sampled stop token included."""
     logprobs: list[float]
     """Length T, finite and <= 0 up to rounding."""
     versions: list[int]
-    """Length T, never decreasing."""
+    """Length T, never decreasing within a stream."""
     text: str
-    """The tokens decoded without special tokens; for rewards and people, never for training."""
+    """The tokens decoded without special tokens, an episode's those of its last turn; for rewards and people, never for
+    training."""
     finish: Literal["stop", "length"]
+    """How the last stream ended."""
+    turns: list[Turn] = []
+    """The streams of an episode, in the order in which they ended; empty for one stream behind the prompt."""
+    rewards: dict[str, float] = {}
+    """What the environment gave the episode, by part."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.versions) >= 1:
             lengths = (len(self.token_ids), len(self.logprobs), len(self.versions))
             msg = f"a completion needs three lists of one length >= 1 (tokens, logprobs, versions): {lengths}"
             raise ValueError(msg)
-        if self.versions != sorted(self.versions):
-            msg = f"the versions of a completion decrease: {self.versions}"
-            raise ValueError(msg)
+        if self.turns:
+            _check_turns(self.turns, len(self.token_ids))
+        for versions in by_turn(self.turns, self.versions):
+            if versions != sorted(versions):
+                msg = f"the versions of a completion decrease: {versions}"
+                raise ValueError(msg)
         if not are_logprobs(self.logprobs):
             msg = "a completion holds a log-probability that is not finite or is above 0"
             raise ValueError(msg)
+
+
+def by_turn(turns: list[Turn], values: list[T]) -> list[list[T]]:
+    """A list of a completion divided by its turns; whole where it has none."""
+    if not turns:
+        return [values]
+    ends = list(accumulate(turn.num_sampled for turn in turns))
+    return [values[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _check_turns(turns: list[Turn], num_tokens: int) -> None:
+    """Raise ValueError unless every token is in one turn, and every sample begins with a context."""
+    if sum(turn.num_sampled for turn in turns) != num_tokens or any(turn.num_sampled < 1 for turn in turns):
+        msg = f"{num_tokens} tokens are not those of the turns: {[turn.num_sampled for turn in turns]}"
+        raise ValueError(msg)
+    num_samples = 0
+    for turn in turns:
+        if not 0 <= turn.sample <= num_samples or (turn.sample == num_samples and not turn.context):
+            msg = f"a turn of sample {turn.sample} where {num_samples} have begun, behind {len(turn.context)} tokens"
+            raise ValueError(msg)
+        num_samples = max(num_samples, turn.sample + 1)
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +223,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """The step this batch is for: trained on version ``step``, making version ``step + 1``."""
     samples: list[Sample]
     plan: list[list[list[int]]]
+    num_teaching: int | None = None
+    """Micro-batches of each rank, the first ones, whose samples have a gradient; None: all. That of the others is 0 to
+    the bit, so they are looked at for their numbers and no backward pass is made."""
     num_sequences: int
     """B, the loss's denominator: sequences with at least one unmasked token, over all ranks."""
 

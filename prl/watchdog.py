@@ -33,8 +33,8 @@ from prl.waits import Waits
 PULSE_S = 0.1
 BLOCKED_WARNING_S = 0.2
 """A function that holds up the event loop for longer is warned of ..."""
-LATE_WARNING_S = 0.5
-"""... and a delay of this length that has no such cause."""
+LATE_S = 0.5
+"""... and a delay of this length that has no such cause is noted in the log file."""
 FOLDER = "stalls"
 
 log = get_logger(__name__)
@@ -107,9 +107,9 @@ class Watchdog:
         where = monitor.beat()
         if where is not None and lag_s > BLOCKED_WARNING_S:
             log.warning("blocking code held up the event loop", where=where, seconds=round(lag_s, 3))
-        elif lag_s > LATE_WARNING_S:
+        elif lag_s > LATE_S:
             why = "no function was seen in its way: the machine is busy, or C code or garbage collection held Python"
-            log.warning("the event loop came late", why=why, seconds=round(lag_s, 3))
+            log.info("the event loop came late", why=why, seconds=round(lag_s, 3))  # nothing that a user could mend
         if (verdict := monitor.verdict) is not None:
             raise verdict
 

@@ -113,6 +113,32 @@ def test_a_batch_is_a_function_of_its_groups() -> None:
 
 
 @settings(deadline=None)
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=4), min_size=1, max_size=8), ranks, budgets)
+def test_samples_without_a_gradient_are_planned_last(
+    rewards: list[list[float]], num_ranks: int, max_tokens: int
+) -> None:
+    """Where only advantages teach, those of 0 are apart, at the same places on all ranks, and none is lost."""
+    batch = make_batch(
+        5,
+        [make_group(number, of_group) for number, of_group in enumerate(rewards)],
+        advantage=ADVANTAGES["leave_one_out"],
+        num_ranks=num_ranks,
+        max_tokens_per_microbatch=max_tokens,
+        only_advantages_teach=True,
+    )
+    planned = [index for microbatches in batch.plan for microbatch in microbatches for index in microbatch]
+    assert sorted(planned) == list(range(len(batch.samples)))
+    assert len({len(microbatches) for microbatches in batch.plan}) == 1
+    assert batch.num_teaching is not None
+    assert batch.num_teaching >= 1, "a step without a gradient is one, too"
+    behind = [index for microbatches in batch.plan for of in microbatches[batch.num_teaching :] for index in of]
+    assert not any(any(batch.samples[index].advantages) for index in behind)
+    if any(any(sample.advantages) for sample in batch.samples):
+        before = set(planned) - set(behind)
+        assert all(any(batch.samples[index].advantages) for index in before)
+
+
+@settings(deadline=None)
 @given(lengths, ranks, budgets)
 def test_each_sample_is_in_exactly_one_microbatch(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
     """The plan neither loses nor repeats a sample."""

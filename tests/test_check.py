@@ -103,7 +103,36 @@ def test_the_defaults_agree_with_each_other() -> None:
         ({"trainer": {"listen": "0.0.0.0:0"}}, ["trainer.listen = '0.0.0.0:0'", "PRL_TOKEN"]),
         ({"trainer": {"launch": "external"}}, ["trainer.launch = 'external'", "PRL_TOKEN"]),
         ({"data": {"source": "jsonl"}}, ["data.source = 'jsonl'", "data.path"]),
-        ({"data": {"path": "x.jsonl"}}, ["data.path = 'x.jsonl'", "data.source = 'arithmetic'"]),
+        (
+            {"data": {"path": "x.jsonl"}},
+            ["data.path = 'x.jsonl'", "data.source = 'arithmetic'", "set data.source = 'jsonl'"],
+        ),
+        ({"data": {"path": "x.parquet"}}, ["data.path = 'x.parquet'", "set data.source = 'parquet'"]),
+        ({"data": {"source": "reasoning_gym"}}, ["needs data.task"]),
+        ({"data": {"task": "chain_sum"}}, ["data.task = 'chain_sum'", "'arithmetic'", "'reasoning_gym'"]),
+        ({"data": {"split": "test"}}, ["data.split = 'test'", "'arithmetic'", "but by 'dataset'"]),
+        ({"data": {"columns": {"prompt": "q"}}}, ["data.columns = {'prompt': 'q'}", "'arithmetic'", "'csv'"]),
+        ({"data": {"sources": [{"source": "csv"}]}}, ["data.sources.0.source = 'csv' needs data.sources.0.path"]),
+        ({"data": {"level": 2, "sources": [{}]}}, ["data.level = 2 is not read where there are [[data.sources]]"]),
+        ({"data": {"filter": {"min_tokens": 9, "max_tokens": 8}}}, ["max_tokens = 8", "min_tokens = 9"]),
+        ({"data": {"filter": {"min_tokens": 999}}}, ["data.filter.min_tokens = 999", "room for 768 tokens"]),
+        ({"data": {"filter": {"min_solve_rate": 0.5}}}, ["data.filter", "no source has rows", "data.curriculum"]),
+        (
+            {
+                "data": {
+                    "source": "csv",
+                    "path": "x.csv",
+                    "filter": {"min_solve_rate": 0.5, "max_solve_rate": 0.25},
+                }
+            },
+            ["max_solve_rate = 0.25", "min_solve_rate = 0.5"],
+        ),
+        ({"data": {"curriculum": {"band": [0.5, 0.25]}}}, ["data.curriculum.band = [0.5, 0.25]"]),
+        ({"eval": {"split": "test"}}, ["eval.split = 'test'", "data.source = 'arithmetic'", "eval.path"]),
+        (
+            {"data": {"source": "dataset", "path": "x"}, "eval": {"split": "train"}},
+            ["eval.split = 'train' is what is trained on"],
+        ),
         ({"data": {"source": "word_problems", "level": 6}}, ["data.level = 6", "'word_problems'", "1 to 5"]),
         ({"eval": {"every": 5, "num_samples": 0}}, ["eval.every = 5", "eval.num_samples = 0"]),
         ({"eval": {"num_answers": 4}}, ["eval.num_answers = 4", "eval.temperature = 0", "same greedy answer"]),

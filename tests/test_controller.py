@@ -48,6 +48,10 @@ class Numbers:
         number = self.cursor - 1
         return Prompt(id=number, token_ids=[number + 2], text=str(number), messages=[], fields={})
 
+    def passed_over(self) -> list[tuple[int, str]]:
+        """None: there is no number that is too long."""
+        return []
+
     def seek(self, cursor: int) -> None:
         """Go on from there."""
         self.cursor = cursor

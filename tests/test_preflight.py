@@ -83,8 +83,10 @@ def test_a_missing_data_file_is_named(tmp_path: Path) -> None:
     model = make_model_folder(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"data.path = 'none.jsonl': /.*none.jsonl does not exist"):
         preflight.before_start(config(model, data={"source": "jsonl", "path": "none.jsonl"}))
-    with pytest.raises(ConfigError, match=r"eval.path = '.*': .* is a folder"):
-        preflight.before_start(config(model, eval={"path": str(tmp_path)}))
+    with pytest.raises(ConfigError, match=r"data.path = '.*': .* is a folder; name a file"):
+        preflight.before_start(config(model, data={"source": "parquet", "path": str(tmp_path)}))
+    with pytest.raises(ConfigError, match=r"eval.path = 'none.csv': .* does not exist"):
+        preflight.before_start(config(model, eval={"path": "none.csv"}))
 
 
 def test_a_port_in_use_is_found(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ async def killed_after(config: Config, run: Path, *, seconds: float, resume: boo
     async def kill() -> None:
         async with asyncio.timeout(seconds), prl.Pipeline(config, run_dir=run, resume=resume) as pipeline:
             try:
-                while pipeline.step_number < NUM_STEPS:
+                while pipeline.step_number < config.run.num_steps:
                     await pipeline.step()
             except asyncio.CancelledError:
                 copy_as_it_is(run, left)

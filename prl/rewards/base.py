@@ -21,13 +21,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 
 from prl.errors import PluginError
-from prl.hidden import with_secrets, without_secrets
-from prl.plugins import Registry, nearest
+from prl.hidden import with_secrets
+from prl.plugins import Registry, bind_options
 from prl.types import Completion, Prompt
 
 Judgement = float | int | bool | None
@@ -38,8 +38,12 @@ REGISTRY = Registry(
     "prl.rewards",
     {
         "answer": "prl.rewards.answer:Answer",
+        "code": "prl.rewards.code:Code",
         "format": "prl.rewards.format:Format",
+        "http": "prl.rewards.http:Http",
+        "judge": "prl.rewards.judge:Judge",
         "math": "prl.rewards.math:Math",
+        "reasoning_gym": "prl.rewards.gym:ReasoningGym",
     },
 )
 
@@ -71,6 +75,8 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     close: Callable[[], Awaitable[None]] | None
     statistics: Callable[[], Mapping[str, float]] | None
     """Counters of the reward's own, shown next to the scorer's."""
+    notes: tuple[str, ...]
+    """What ``prl run --check`` says of it besides its name, such as the isolation that this machine offers."""
     check_row: Callable[[Mapping[str, Any]], str | None] | None
     """Says what makes a row's fields useless to the reward, if anything does; asked of every row at load."""
 
@@ -109,19 +115,20 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
     """The reward ``name`` with ``options`` bound. Raises PluginError, and whatever its constructor raises."""
     target = REGISTRY.find(name)
     _check_shape(name, target)
-    arguments = _checked_options(name, target, with_secrets(options, f"the reward {name!r}: options"))
+    arguments = bind_options("reward", name, target, with_secrets(options, f"the reward {name!r}: options"))
     instance: Any = target(**arguments) if inspect.isclass(target) else functools.partial(target, **arguments)
     return Reward(
         name=name,
         call=instance,
         is_async=inspect.iscoroutinefunction(instance) or inspect.iscoroutinefunction(type(instance).__call__),
         per_group=bool(getattr(target, "per_group", False)),
-        required_fields=tuple(getattr(target, "required_fields", ())),
+        required_fields=tuple(getattr(instance, "required_fields", getattr(target, "required_fields", ()))),
         concurrency=getattr(instance, "concurrency", None),
         open=getattr(instance, "open", None),
         close=getattr(instance, "close", None),
         statistics=getattr(instance, "statistics", None),
         check_row=getattr(instance, "check_row", None),
+        notes=tuple(getattr(instance, "notes", ())),
     )
 
 
@@ -139,29 +146,3 @@ def _check_shape(name: str, target: Any) -> None:
         raise PluginError(
             f"the reward {name!r} must take (completion, prompt), and options as keywords only; it takes {signature}"
         ) from error
-
-
-def _checked_options(name: str, target: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by the parameters' names and annotations: unknown, missing and wrongly typed ones are PluginErrors."""
-    constructor = target.__init__ if inspect.isclass(target) else target
-    parameters = {
-        p.name: p
-        for p in inspect.signature(target).parameters.values()
-        if p.kind == p.KEYWORD_ONLY or (inspect.isclass(target) and p.kind == p.POSITIONAL_OR_KEYWORD)
-    }
-    for key in options:
-        if key not in parameters:
-            takes = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
-            raise PluginError(f"the reward {name!r} has no option {key!r}{nearest(key, list(parameters))}; {takes}")
-    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
-    if missing:
-        raise PluginError(f"the reward {name!r} needs the option {missing[0]!r}")
-    hints = get_type_hints(constructor, include_extras=True)
-    checked = {}
-    for key, value in options.items():
-        try:
-            checked[key] = msgspec.convert(value, hints.get(key, Any))
-        except msgspec.ValidationError as error:
-            got = without_secrets({key: value})[key]
-            raise PluginError(f"the reward {name!r}, option {key!r}: {error}; got {got!r}") from error
-    return checked

@@ -1,6 +1,7 @@
 """``math``: the final answer means the same as ``answer`` of the prompt, judged by rules in worker processes.
 
-- The rules are in ``verdict/``; what they cannot read (integrals, sums) goes to math-verify. Policies are options.
+- The rules are in ``verdict/``; what they cannot read (integrals, sums) goes to math-verify, in workers of its own: so
+  an answer that hangs it holds up no other. Policies are options.
 - Nothing of a completion is parsed in this process: mathematics on a model's text can hang, and even printing its
   result can. A worker that exceeds its limits is killed and replaced (``pool.py``).
 - An answer that exhausts a limit is wrong (0.0), counted by limit. A worker that dies of anything else has judged
@@ -64,7 +65,6 @@ class Math:
             raise MissingExtraError("math-verify", "math", "the reward 'math'")
         self._extract, self._boxes = extract, boxes
         policy = Policy(relative_tolerance=relative_tolerance, percent=percent, units=units, bases=bases)
-        self.concurrency = num_workers
         limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib)
         arguments = [msgspec.json.encode(policy).decode()]
         self.rules = WorkerPool("prl.rewards.math_worker", num_workers, limits, arguments=arguments)

@@ -35,9 +35,12 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 class Scorer:
     """The rewards of a run. Making it finds and checks them; entering it starts what they need."""
 
-    def __init__(self, rewards: Sequence[RewardConfig]) -> None:
-        """Raises PluginError or MissingExtraError where a reward cannot be found, made or used here."""
-        if not rewards:
+    def __init__(self, rewards: Sequence[RewardConfig], *, needed: bool = True) -> None:
+        """Raises PluginError or MissingExtraError where a reward cannot be found, made or used here.
+
+        Without ``needed`` there may be none, where an environment judges.
+        """
+        if needed and not rewards:
             raise ConfigError('there is no reward: add a [[rewards]] table, such as name = "answer"')
         seen: Counter[str] = Counter()
         self._judges: list[Asked] = []
@@ -74,6 +77,11 @@ class Scorer:
     def of_groups(self) -> list[str]:
         """The rewards that judge whole groups."""
         return [judge.label for judge in self._of_groups]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the rewards found out about this machine."""
+        return [f"{judge.label}: {note}" for judge in self._judges for note in judge.reward.notes]
 
     def check_row(self, fields: Mapping[str, Any]) -> str | None:
         """What makes a row useless to a reward, if anything does."""

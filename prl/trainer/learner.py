@@ -84,8 +84,16 @@ class Learner:
             memory_bytes=_resident_bytes(),
         )
 
-    def train(self, step: int, microbatches: list[list[Sample]], num_sequences: int) -> TrainReport:
+    def train(
+        self, step: int, microbatches: list[list[Sample]], num_sequences: int, *, num_teaching: int | None = None
+    ) -> TrainReport:
         """One optimiser step, on this rank's micro-batches and those of the others.
+
+        Args:
+            step: the step that the batch is for.
+            microbatches: of this rank.
+            num_sequences: B of the whole batch.
+            num_teaching: the first so many have a gradient, on every rank; None: all.
 
         Raises:
             TrainerError: ``step`` is not the next one.
@@ -93,7 +101,7 @@ class Learner:
         if step != self.step:
             raise TrainerError(f"the batch is for step {step}, but the trainer has completed {self.step}")
         started = time.monotonic()
-        local = self.accumulate(microbatches, num_sequences)
+        local = self.accumulate(microbatches, num_sequences, num_teaching)
         self.doing = "the sums of all ranks"
         everywhere = torch.cat([local, self._gradient_square()[None]])
         dist.all_reduce(everywhere)
@@ -110,13 +118,16 @@ class Learner:
         report = _report(step, total, norm, lr, skipped=skipped, train_s=time.monotonic() - started)
         return report if self._reference is not None else msgspec.structs.replace(report, kl_reference=None)
 
-    def accumulate(self, microbatches: list[list[Sample]], num_sequences: int) -> Tensor:
+    def accumulate(
+        self, microbatches: list[list[Sample]], num_sequences: int, num_teaching: int | None = None
+    ) -> Tensor:
         """Add the gradient of these micro-batches; returns this rank's sums, in the order of ``LossTerms``."""
         sums = torch.zeros(len(LossTerms._fields), dtype=torch.float64, device=self._device)
         given = microbatches or [[]]
         for number, samples in enumerate(given, start=1):
             self.doing = f"forward of micro-batch {number}/{len(given)}"
-            sums += torch.stack(self._backward(samples, num_sequences))
+            teaches = num_teaching is None or number <= num_teaching
+            sums += torch.stack(self._pass(samples, num_sequences, teaches=teaches))
         return sums
 
     def score(self, token_ids: list[int]) -> list[float]:
@@ -181,14 +192,20 @@ class Learner:
         reference.requires_grad_(requires_grad=False)
         return reference.score
 
-    def _backward(self, samples: list[Sample], num_sequences: int) -> LossTerms:
+    def _pass(self, samples: list[Sample], num_sequences: int, *, teaches: bool) -> LossTerms:
+        """Forward, and backward where there is a gradient."""
         batch = pack(samples, self._device, single_row=self.policy.single_row)
         temperature = self._config.sampling.temperature
         reference_N = None if self._reference is None else self._reference(batch, temperature)
-        logprobs_N, entropy_N = self.policy(batch, temperature, entropy_gradient=self._config.loss.entropy_bonus > 0)
+        if teaches:
+            with_entropy = self._config.loss.entropy_bonus > 0
+            logprobs_N, entropy_N = self.policy(batch, temperature, entropy_gradient=with_entropy)
+        else:
+            logprobs_N, entropy_N = self.policy.look(batch, temperature)
         loss, terms = self._loss(logprobs_N, entropy_N, batch, reference_N=reference_N, num_sequences=num_sequences)
-        self.doing = self.doing.replace("forward", "backward")
-        loss.backward()  # type: ignore[no-untyped-call]
+        if teaches:
+            self.doing = self.doing.replace("forward", "backward")
+            loss.backward()  # type: ignore[no-untyped-call]
         return terms
 
     def _gradients(self) -> list[Tensor]:

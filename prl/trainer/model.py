@@ -86,16 +86,20 @@ class Policy(nn.Module):
         head = self.lm.get_output_embeddings()
         return _judge(head(hidden_ND), targets_N, temperature, entropy_gradient=entropy_gradient)
 
-    @torch.no_grad()
     def score(self, batch: MicroBatch, temperature: float, *, direct: bool = False, base: bool = False) -> Tensor:
         """Log-probabilities of ``batch``'s targets, without gradient; ``base``: without adapters."""
+        with lora.disabled(self.lm) if base else nullcontext():
+            return self.look(batch, temperature, direct=direct)[0]
+
+    @torch.no_grad()
+    def look(self, batch: MicroBatch, temperature: float, *, direct: bool = False) -> tuple[Tensor, Tensor]:
+        """What ``forward`` gives, without gradient."""
         try:
-            with lora.disabled(self.lm) if base else nullcontext():
-                logprobs_N: Tensor = self(batch, temperature, direct=direct)[0]
+            found: tuple[Tensor, Tensor] = self(batch, temperature, direct=direct)
         finally:
             if isinstance(self, FSDPModule):
                 self.reshard()  # without a backward pass nothing else would give the gathered root back
-        return logprobs_N
+        return found
 
 
 def _judge(

@@ -107,6 +107,8 @@ class Train(_Message, frozen=True, kw_only=True):
 
     step: int
     microbatches: list[list[Sample]]
+    num_teaching: int | None = None
+    """The first so many have a gradient; None: all."""
     num_sequences: int
     """B of the whole batch, over all ranks."""
 

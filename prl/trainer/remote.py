@@ -106,6 +106,7 @@ class FsdpTrainer:
             protocol.Train(
                 step=batch.step,
                 microbatches=[[batch.samples[index] for index in microbatch] for microbatch in microbatches],
+                num_teaching=batch.num_teaching,
                 num_sequences=batch.num_sequences,
             )
             for microbatches in batch.plan

@@ -123,7 +123,10 @@ def _load(setup: protocol.Setup) -> Learner:
 def _answer(learner: Learner, command: protocol.FromController) -> protocol.Reply:
     match command:
         case protocol.Train():
-            return protocol.Trained(report=learner.train(command.step, command.microbatches, command.num_sequences))
+            report = learner.train(
+                command.step, command.microbatches, command.num_sequences, num_teaching=command.num_teaching
+            )
+            return protocol.Trained(report=report)
         case protocol.Score():
             return protocol.Scored(logprobs=learner.score(command.token_ids))
         case protocol.Rescore():

@@ -76,6 +76,11 @@ def random_samples(seed: int, count: int) -> list[Sample]:
     return samples
 
 
+def flat(each: Sample) -> Sample:
+    """The sample with an advantage of exactly 0 at every token."""
+    return msgspec.structs.replace(each, advantages=[0.0] * len(each.advantages))
+
+
 def masked(original: Sample) -> Sample:
     """The same sequence with nothing trained."""
     return sample(original.token_ids, len(original.token_ids), 0.0)

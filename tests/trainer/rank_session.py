@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from prl.trainer.learner import Learner
 from prl.trainer.loss import Loss
 from prl.types import Batch
-from tests.trainer.cases import make_batch, make_config, random_samples
+from tests.trainer.cases import flat, make_batch, make_config, random_samples
 
 CPU = torch.device("cpu")
 NUM_STEPS, SAVED_AT = 6, 3
@@ -96,6 +96,9 @@ def session(model: Path, folder: Path) -> None:
     batch = make_batch(0, num_ranks)
     learner.accumulate(share(batch), batch.num_sequences)
     tensors = whole(gradients(learner), "gradient")
+    silent = list(map(flat, random_samples(9, 2)))
+    learner.accumulate([*share(batch), silent], batch.num_sequences, len(share(batch)))
+    tensors |= whole(gradients(learner), "silent")
     learner.accumulate([random_samples(5, 1)] if rank == 0 else [[]], 1)
     tensors |= whole(gradients(learner), "idle")
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.trainer.cases import make_batch, make_config, masked, random_samples, sample
+from tests.trainer.cases import flat, make_batch, make_config, masked, random_samples, sample
 
 torch: Any = pytest.importorskip("torch")
 
@@ -309,14 +309,35 @@ def test_an_impossible_log_probability_skips_the_step_under_every_loss(models: d
 @pytest.mark.parametrize("variant", ["reinforce", "ppo", "gspo", "masked_importance"])
 def test_zero_variance_on_everything_is_a_step_without_a_gradient(learner: Learner, variant: str) -> None:
     """Advantages of 0 everywhere, one sample or many: loss and gradient are exactly 0."""
-    flat = [msgspec.structs.replace(each, advantages=[0.0] * len(each.advantages)) for each in SAMPLES]
+    silent = list(map(flat, SAMPLES))
     before = learner._loss
     learner._loss = Loss(make_config(Path("m"), loss={"name": variant}))
-    for samples in (flat, flat[:1]):
+    for samples in (silent, silent[:1]):
         sums = learner.accumulate([samples], len(samples))
         assert sums[0].item() == 0.0
         assert all(not each.any() for each in rank_session.whole(rank_session.gradients(learner), "g").values())
     learner._loss = before
+
+
+def test_what_teaches_nothing_is_looked_at_without_a_backward_pass(
+    learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Micro-batches behind the teaching ones give the same sums, no gradient, and no backward pass."""
+    silent = list(map(flat, random_samples(9, 4)))
+    batch = [SAMPLES, silent[:1], silent[1:]]
+    sums = learner.accumulate(batch, 13)
+    expected = rank_session.whole(rank_session.gradients(learner), "g")
+    num_passes, backward = 0, torch.Tensor.backward
+
+    def counted(tensor: Any) -> None:
+        nonlocal num_passes
+        num_passes += 1
+        backward(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "backward", counted)
+    assert torch.allclose(learner.accumulate(batch, 13, 1), sums, rtol=1e-6)
+    _assert_close(rank_session.whole(rank_session.gradients(learner), "g"), expected)
+    assert num_passes == 1
 
 
 def test_versions_and_steps_cannot_drift(learner: Learner) -> None:
@@ -408,6 +429,12 @@ def test_two_ranks_have_the_gradient_of_one(one: Path, two: Path) -> None:
         expected = _tensors(one, kind)
         assert max(each.abs().max() for each in expected.values()) > 0
         _assert_close(_tensors(two, kind), expected)
+
+
+def test_looking_without_a_backward_pass_leaves_two_ranks_in_step(one: Path, two: Path) -> None:
+    """Micro-batches that teach nothing change no gradient, on one rank or two."""
+    for folder in (one, two):
+        _assert_close(_tensors(folder, "silent"), _tensors(one, "gradient"))
 
 
 def test_two_ranks_have_the_gradient_of_one_under_every_loss(one: Path, two: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from prl.data.jsonl import Rows
+from prl.data.rows import Needs
 from prl.errors import DataError
-from prl.jsonl import Rows
 
 GOOD = b'{"prompt": "1+1", "answer": "2"}'
 
@@ -65,18 +66,36 @@ BAD_ROWS = {
         "field 'messages[0]': Object contains unknown field `name`",
     ),
     "assistant last": (b'{"messages": [{"role": "assistant", "content": "a"}]}', "field 'messages': the last message"),
-    "nan": (b'{"prompt": "a", "x": NaN}', "JSON is malformed"),
-    "infinite": (b'{"prompt": "a", "x": 1e400}', "Number out of range"),
+    "nan": (b'{"prompt": "a", "x": NaN}', "NaN is no JSON value; write null, or a string"),
+    "infinite": (b'{"prompt": "a", "x": 1e400}', "Number out of range; write it as a string"),
     "huge integer": (
         b'{"prompt": "a", "x": [{"y": 123456789012345678901}]}',
         "field 'x[0].y': an integer beyond 64 bits",
     ),
     "huge answer": (b'{"prompt": "a", "answer": 123456789012345678901}', "field 'answer': Expected `str`, got `int`"),
     "endless integer": (b'{"prompt": "a", "x": ' + b"9" * 5000 + b"}", "Integer value out of range"),
-    "broken utf-8": (b'{"prompt": "a\xff"}', "Invalid UTF-8"),
-    "half a surrogate": (b'{"prompt": "a\\ud800"}', "truncated"),
-    "cut off": (b'{"prompt": "a"', "truncated"),
-    "no object": (b'["a"]', "Expected `object`, got `array`"),
+    "broken utf-8": (b'{"prompt": "a\xff"}', "column 14: not UTF-8: byte 0xff; save the file as UTF-8"),
+    "latin-1": (
+        b'{"prompt": "caf\xe9"}',
+        "column 16: not UTF-8: byte 0xe9; save the file as UTF-8 (in Latin-1 it is '\u00e9'",
+    ),
+    "half a surrogate": (b'{"prompt": "a\\ud800"}', "a \\ud... escape without its other half"),
+    "cut off": (b'{"prompt": "a"', "column 15: the line ends before its object does: each row is one JSON object"),
+    "in two lines": (b'{"prompt":', "column 11: the line ends before its object does"),
+    "single quotes": (
+        b"{'prompt': 'a'}",
+        "column 2: not valid JSON: Expecting property name enclosed in double quotes",
+    ),
+    "trailing comma": (
+        b'{"prompt": "a",}',
+        "column 16: not valid JSON: Expecting property name enclosed in double quotes",
+    ),
+    "no comma": (
+        b'{"prompt": "\xc3\xa9" "answer": "b"}',
+        "column 16: not valid JSON: Expecting ',' delimiter at '\"answer\": \"b\"}'",
+    ),
+    "two objects": (b'{"prompt": "a"} {"prompt": "b"}', "column 17: not valid JSON: Extra data"),
+    "no object": (b'["a"]', "Expected `object`, got `array`; each line is one JSON object"),
     "deep": (b'{"prompt": "a", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}", "nested too deeply"),
     "bad id": (b'{"prompt": "a", "id": 1.5}', "field 'id': Expected `int | str`, got `float`"),
 }
@@ -98,16 +117,16 @@ def test_bad_row_is_one_error_with_file_line_and_field(tmp_path: Path, kind: str
 @pytest.mark.parametrize("kind", BAD_ROWS)
 def test_bad_rows_are_skipped_on_request(tmp_path: Path, kind: str) -> None:
     """With skip_bad_rows the row is counted, the first one's message kept, and the others served."""
-    rows = Rows(write(tmp_path, GOOD, BAD_ROWS[kind][0], GOOD), skip_bad_rows=True)
-    assert (len(rows), rows.num_bad) == (2, 1)
-    assert ":2: " in rows.first_bad
+    rows = Rows(write(tmp_path, GOOD, BAD_ROWS[kind][0], GOOD), Needs(skip_bad_rows=True))
+    assert (len(rows), rows.judge.num_bad) == (2, 1)
+    assert ":2: " in rows.judge.first_bad
     assert rows.where(1).endswith(":3")
 
 
 def test_duplicate_id_names_both_lines(tmp_path: Path) -> None:
     """Two rows of one id are an error that names the earlier one."""
     row = b'{"prompt": "a", "id": "x1"}'
-    with pytest.raises(DataError, match=r":3: field 'id': 'x1' is the id of line 1 too"):
+    with pytest.raises(DataError, match=r":3: field 'id': 'x1' is the id of .*rows\.jsonl:1 too"):
         Rows(write(tmp_path, row, GOOD, row))
 
 
@@ -116,7 +135,7 @@ def test_field_that_a_reward_needs(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, b'{"prompt": "a"}')
     assert len(Rows(path)) == 2
     with pytest.raises(DataError, match=r":2: field 'answer' is missing, and a reward needs it"):
-        Rows(path, required_fields=["answer"])
+        Rows(path, Needs(required_fields=("answer",)))
 
 
 @pytest.mark.parametrize("lines", [[], [b"", b"   "]])
@@ -129,7 +148,7 @@ def test_empty_file_is_an_error(tmp_path: Path, lines: list[bytes]) -> None:
 def test_only_bad_rows_is_an_error_that_shows_one(tmp_path: Path) -> None:
     """Skipping everything leaves nothing to train on."""
     with pytest.raises(DataError, match=r"all 2 rows are bad, the first: .*rows\.jsonl:1: "):
-        Rows(write(tmp_path, b"{", b"{"), skip_bad_rows=True)
+        Rows(write(tmp_path, b"{", b"{"), Needs(skip_bad_rows=True))
 
 
 def test_missing_file_and_folder(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Token in, token out across the turns of an episode: which token ids stand before a turn, and in which sample it is.
+
+Invariants:
+
+- A turn whose prompt begins with all that an earlier one had, its answer included, extends that one's sample: the ids
+  so far stay as they are, sampled ones among them, and only the new text behind them is tokenised.
+- Any other turn begins a sample of its own, with its whole prompt: one whose history was rewritten, by the chat
+  template or by the agent, a branch, a second conversation beside the first. No text is ever searched or patched.
+- Every sampled token is in exactly one sample, behind exactly the ids that it was sampled behind.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from prl.tokenizer import Tokenizer
+from prl.types import Completion, Prompt, Turn
+
+
+class Place(NamedTuple):
+    """Where a turn is sampled."""
+
+    token_ids: list[int]
+    """All ids before it."""
+    text: str
+    """What they say, special tokens included."""
+    sample: int | None
+    """The sample that it extends; None begins one."""
+    num_known: int
+    """How many of the ids that sample has."""
+
+
+class _Sample(msgspec.Struct):
+    token_ids: list[int]
+    text: str
+
+
+class Conversation:
+    """The turns of one episode."""
+
+    def __init__(self, prompt: Prompt, tokenizer: Tokenizer) -> None:
+        self._prompt, self._tokenizer = prompt, tokenizer
+        self._samples: list[_Sample] = []
+        self._sampled: list[Completion] = []
+        self._turns: list[Turn] = []
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that are there."""
+        return len(self._turns)
+
+    def at_prompt(self) -> Place:
+        """Behind the prompt as the data gives it."""
+        return self._begun(self._prompt.token_ids, self._prompt.text)
+
+    def behind_text(self, text: str, *, is_rendered: bool) -> Place:
+        """Behind a text: one that a chat template rendered has its special tokens already, a plain one gets a BOS."""
+        if text == self._prompt.text and is_rendered == bool(self._prompt.messages):
+            return self.at_prompt()
+        fitting = [index for index, sample in enumerate(self._samples) if text.startswith(sample.text)]
+        if not fitting:
+            encode = self._tokenizer.encode_rendered if is_rendered else self._tokenizer.encode
+            return Place(encode(text), text, None, 0)
+        longest = max(fitting, key=lambda index: len(self._samples[index].text))
+        known = self._samples[longest]
+        new = text[len(known.text) :]
+        return Place([*known.token_ids, *self._tokenizer.encode_rendered(new)], text, longest, len(known.token_ids))
+
+    def behind_ids(self, token_ids: list[int]) -> Place:
+        """Behind these ids."""
+        if token_ids == self._prompt.token_ids:
+            return self.at_prompt()
+        return self._begun(token_ids, None)
+
+    def add(self, place: Place, sampled: Completion) -> None:
+        """A turn that was sampled at ``place``. Where another extended the same sample meanwhile, this one branches."""
+        extends = place.sample is not None and len(self._samples[place.sample].token_ids) == place.num_known
+        if place.sample is not None and extends:
+            number = place.sample
+        else:
+            number = len(self._samples)
+            self._samples.append(_Sample([], ""))
+        self._samples[number] = _Sample(
+            [*place.token_ids, *sampled.token_ids], place.text + self._tokenizer.decode_all(sampled.token_ids)
+        )
+        context = place.token_ids[place.num_known :] if extends else place.token_ids
+        turn = Turn(sample=number, context=context, num_sampled=len(sampled.token_ids), finish=sampled.finish)
+        self._turns.append(turn)
+        self._sampled.append(sampled)
+
+    def completion(self, rewards: dict[str, float]) -> Completion:
+        """The episode; it has a turn."""
+        last = self._sampled[-1]
+        return Completion(
+            token_ids=[token for sampled in self._sampled for token in sampled.token_ids],
+            logprobs=[logprob for sampled in self._sampled for logprob in sampled.logprobs],
+            versions=[version for sampled in self._sampled for version in sampled.versions],
+            text=last.text,
+            finish=last.finish,
+            turns=list(self._turns),
+            rewards=rewards,
+        )
+
+    def _begun(self, token_ids: list[int], text: str | None) -> Place:
+        """Behind ids that are known as ids; ``text`` None: what they say."""
+        fitting = [
+            index
+            for index, sample in enumerate(self._samples)
+            if token_ids[: len(sample.token_ids)] == sample.token_ids
+        ]
+        if not fitting:
+            said = self._tokenizer.decode_all(token_ids) if text is None else text
+            return Place(token_ids, said, None, 0)
+        longest = max(fitting, key=lambda index: len(self._samples[index].token_ids))
+        known = self._samples[longest]
+        new = token_ids[len(known.token_ids) :]
+        return Place(token_ids, known.text + self._tokenizer.decode_all(new), longest, len(known.token_ids))

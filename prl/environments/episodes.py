@@ -1,0 +1,136 @@
+"""Plays the episodes of a run, each to a completion or to the reason why there is none.
+
+Invariants:
+
+- Whatever an environment does with the errors of its session, an engine's end or a bug in a stream ends the run as it
+  was, and an episode without a turn is none.
+- What an environment raises because its session said no (it is over, a turn failed) is answered by that; so is whatever
+  it raises then behind a gateway, where a client makes its own exception of that answer.
+- The score of an episode is what ``[[rewards]]`` say of its last turn, and what its environment gave; an environment
+  without them needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, Self
+
+from prl.engines.base import Decoding
+from prl.environments.base import Environment
+from prl.environments.session import Address, Limits, Session
+from prl.errors import EpisodeError
+from prl.failure import raise_as_it_was
+from prl.rewards.breaker import is_failure
+from prl.rollout import Dropped, Sample
+from prl.tokenizer import Tokenizer
+from prl.types import Completion, Prompt, Score, Verdict
+from prl.waits import waiting
+
+Judge = Callable[[Completion, Prompt], Awaitable[Verdict]]
+GroupJudge = Callable[[Sequence[Completion], Sequence[Score], Prompt], Awaitable[list[Verdict]]]
+
+
+class Door(Protocol):
+    """Where agents reach their sessions from outside: the gateway."""
+
+    def new_address(self) -> Address:
+        """An address that no episode has had."""
+        ...
+
+    def serving(self, address: Address, session: Session) -> AbstractContextManager[None]:
+        """Let those who know ``address`` speak to ``session`` meanwhile."""
+        ...
+
+
+class Episodes:
+    """Plays the episodes of one environment. Enter it first."""
+
+    def __init__(
+        self, environment: Environment, tokenizer: Tokenizer, limits: Limits, *, door: Door | None = None
+    ) -> None:
+        self._environment, self._tokenizer, self._limits, self._door = environment, tokenizer, limits, door
+
+    async def __aenter__(self) -> Self:
+        if self._environment.open is not None:
+            await self._environment.open()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._environment.close is not None:
+            await self._environment.close()
+
+    async def play(self, prompt: Prompt, decoding: Decoding, sample: Sample) -> Completion | Dropped:
+        """One episode (``rollout.Play``)."""
+        address = None if self._door is None else self._door.new_address()
+        session = Session(prompt, self._tokenizer, sample, decoding=decoding, limits=self._limits, address=address)
+        serving = nullcontext() if self._door is None or address is None else self._door.serving(address, session)
+        dropped = None
+        with serving, waiting(f"the environment {self._environment.name!r}", limit_s=self._limits.timeout_s):
+            try:
+                self._take(session, await self._environment.call(session, prompt))
+            except Exception as error:  # noqa: BLE001 -- sorted
+                dropped = self._sorted(error, session)
+        if session.error is not None:
+            raise_as_it_was(session.error)
+        if dropped is not None:
+            return dropped
+        if not session.num_turns:
+            nothing = Dropped(reason="no_turn", message=f"the environment {self._environment.name!r} asked nothing")
+            return session.failure or nothing
+        return session.completion()
+
+    def _take(self, session: Session, returned: Any) -> None:
+        """What an environment returns is a reward."""
+        if returned is not None:
+            session.reward(returned)
+
+    def _sorted(self, error: Exception, session: Session) -> Dropped | None:
+        """What an exception of the environment makes of its episode; None: it is over. A bug is raised."""
+        if session.error is not None:
+            return None
+        answers = self._door is not None or _stems_from_session(error)
+        if answers and (session.over is not None or session.failure is not None):
+            return session.failure
+        if is_failure(error):
+            message = f"the environment {self._environment.name!r} failed: {type(error).__name__}: {error}"
+            return Dropped(reason="environment_error", message=message)
+        error.add_note(f"raised by the environment {self._environment.name!r} on prompt {session.prompt.id}")
+        raise error
+
+
+def _stems_from_session(error: BaseException | None) -> bool:
+    """Whether a refusal of the session is in the chain of this exception's causes."""
+    while error is not None:
+        if isinstance(error, EpisodeError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def judged_with(judge: Judge | None) -> Judge:
+    """A judge that adds what the environment gave to what ``judge`` says; None: that is all there is."""
+
+    async def judged(completion: Completion, prompt: Prompt) -> Verdict:
+        verdict = Score(reward=0.0) if judge is None else await judge(completion, prompt)
+        return _with_rewards(verdict, completion)
+
+    return judged
+
+
+def group_judged_with(judge: GroupJudge) -> GroupJudge:
+    """The same for rewards that see all completions of a prompt."""
+
+    async def judged(completions: Sequence[Completion], scores: Sequence[Score], prompt: Prompt) -> list[Verdict]:
+        verdicts = await judge(completions, scores, prompt)
+        return [_with_rewards(verdict, done) for verdict, done in zip(verdicts, completions, strict=True)]
+
+    return judged
+
+
+def _with_rewards(verdict: Verdict, completion: Completion) -> Verdict:
+    """A score of the configured rewards with what the environment gave, too."""
+    given = completion.rewards
+    if not isinstance(verdict, Score) or not given:
+        return verdict
+    return Score(reward=verdict.reward + sum(given.values()), parts={**verdict.parts, **given})

@@ -1,0 +1,245 @@
+"""One episode as its environment sees it: ask the model, give rewards.
+
+Invariants:
+
+- What is trained is what was sampled: ``conversation.py`` says behind which ids, and a message that a reply was, handed
+  back, is taken for the reply's own tokens, however a chat template would write it.
+- An episode that may ask no more, since it has had its turns or its context is full, is over: asking raises
+  EpisodeOverError, the turns that it has are trained.
+- A turn that comes to nothing raises TurnFailedError and leaves no trace; the environment may ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from prl.engines.base import Decoding
+from prl.environments.calls import Message, ToolCall, as_message, find_calls, shown
+from prl.environments.conversation import Conversation, Place
+from prl.errors import ConfigError, EpisodeOverError, TurnFailedError
+from prl.rollout import Dropped, Sample, stream_seed
+from prl.tokenizer import Tokenizer
+from prl.types import Completion, Finish, Prompt, TokenChunk
+
+OWN_PART = "environment"
+"""The part of a score that a reward without a name of its own is."""
+LONG_TEXT = 4_000
+"""Characters that take about a millisecond to render and encode: more of them leave the event loop."""
+
+
+class Limits(NamedTuple):
+    """How long an episode may be."""
+
+    max_turns: int
+    max_model_len: int
+    """Tokens of a turn's prompt and answer together."""
+    timeout_s: float | None = None
+    """The rollout's deadline, by which an episode ends; whoever plays it enforces it."""
+
+
+class Address(NamedTuple):
+    """Where an agent asks in the name of one episode."""
+
+    base_url: str
+    api_key: str
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model said in one turn."""
+
+    text: str
+    """All of it, without special tokens."""
+    tool_calls: list[ToolCall]
+    """Only where tools were offered."""
+    message: dict[str, Any]
+    """The same as a message, to append to the conversation as it is."""
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: Finish
+    num_prompt_tokens: int
+
+
+class Session:
+    """See the module. Of one episode, made by ``episodes.py``."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        tokenizer: Tokenizer,
+        sample: Sample,
+        *,
+        decoding: Decoding,
+        limits: Limits,
+        address: Address | None = None,
+    ) -> None:
+        self.prompt = prompt
+        """What the episode is about: its messages, and the row's fields."""
+        self.over: str | None = None
+        """Why the model can be asked no more; None: it can."""
+        self.failure: Dropped | None = None
+        """The turn that came to nothing, if no other has followed."""
+        self.error: Exception | None = None
+        """What must end the run."""
+        self.rewards: dict[str, float] = {}
+        """What the environment gave so far, by part."""
+        self._tokenizer, self._sample, self._decoding, self._limits = tokenizer, sample, decoding, limits
+        self._address = address
+        self._conversation = Conversation(prompt, tokenizer)
+        self._num_asked = 0
+        self._said: dict[tuple[str, tuple[str, ...]], str] = {}
+
+    # ---- for environments --------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        given: Sequence[Message] | Sequence[int] | str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        max_tokens: int | None = None,
+        on_tokens: Callable[[list[int]], None] = lambda _: None,
+    ) -> Reply:
+        """Ask the model for a turn.
+
+        Args:
+            given: what it continues: messages, token ids, or plain text; absent, the prompt.
+            tools: functions that the model may call, as OpenAI describes them.
+            max_tokens: fewer tokens than ``sampling.max_tokens`` for this turn.
+            on_tokens: told of the tokens as they are sampled.
+
+        Raises:
+            EpisodeOverError: the episode has had its turns, or its context is full.
+            TurnFailedError: the turn came to nothing.
+        """
+        if self.over is None and self._num_asked >= self._limits.max_turns:
+            self.over = f"environment.max_turns = {self._limits.max_turns}"
+        if self.over is not None:
+            raise EpisodeOverError(f"the episode is over: {self.over}")
+        number = self._num_asked
+        self._num_asked += 1
+        place = await self._place(given, tools)
+        decoding = self._decoding_at(place, number, max_tokens)
+        sampled = await self._sampled(place, decoding, on_tokens)
+        self._conversation.add(place, sampled)
+        self.failure = None
+        return self._reply(sampled, len(place.token_ids), f"call_{number}_" if tools else None)
+
+    def reward(self, value: float, part: str = OWN_PART) -> None:
+        """Add to the reward of the episode, under the name of a part of it; at any time, as often as there is reason.
+
+        The episode is judged by the sum of all that it was given, and of ``[[rewards]]`` if there are any.
+        """
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise ValueError(f"a reward must be a finite number, and {part!r} is given {value!r}")
+        self.rewards[part] = self.rewards.get(part, 0.0) + float(value)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that the model has had."""
+        return self._conversation.num_turns
+
+    @property
+    def base_url(self) -> str:
+        """Where an OpenAI client asks in the name of this episode."""
+        return self._open_address.base_url
+
+    @property
+    def api_key(self) -> str:
+        """With what it does."""
+        return self._open_address.api_key
+
+    # ---- for those who play it ---------------------------------------------------------------------------------------
+
+    def completion(self) -> Completion:
+        """The episode so far; it has a turn."""
+        return self._conversation.completion(dict(self.rewards))
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """What ids say, without special tokens."""
+        return self._tokenizer.decode(token_ids)
+
+    @property
+    def _open_address(self) -> Address:
+        if self._address is None:
+            raise ConfigError("this environment's agent asks over HTTP: set gateway.enabled = true")
+        return self._address
+
+    async def _place(
+        self, given: Sequence[Message] | Sequence[int] | str | None, tools: Sequence[Mapping[str, Any]]
+    ) -> Place:
+        if given is None:
+            return self._conversation.at_prompt()
+        if isinstance(given, str):
+            return await self._beside(lambda: self._conversation.behind_text(given, is_rendered=False), len(given))
+        messages = [item for item in given if isinstance(item, Mapping)]
+        if len(messages) == len(given) > 0:
+            length = sum(len(str(message.get("content", ""))) for message in messages)
+            return await self._beside(lambda: self._behind(messages, tools), length)
+        token_ids = [item for item in given if isinstance(item, int)]
+        if not token_ids or len(token_ids) < len(given):
+            raise ValueError("generate takes messages, or token ids, or text, at least one")
+        return self._conversation.behind_ids(token_ids)
+
+    async def _beside(self, work: Callable[[], Place], num_characters: int) -> Place:
+        return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
+
+    def _behind(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Place:
+        written = [self._as_sampled(message) for message in messages]
+        return self._conversation.behind_text(shown(written, tools, self._tokenizer), is_rendered=True)
+
+    def _as_sampled(self, message: Message) -> Message:
+        """A reply that is handed back, in the words that were sampled."""
+        said = self._said.get(_identity(message)) if message.get("role") == "assistant" else None
+        return message if said is None else {"role": "assistant", "content": said}
+
+    def _decoding_at(self, place: Place, number: int, max_tokens: int | None) -> Decoding:
+        room = self._limits.max_model_len - len(place.token_ids)
+        if room < 1:
+            self.over = f"{len(place.token_ids)} tokens fill engine.max_model_len = {self._limits.max_model_len}"
+            raise EpisodeOverError(f"the episode is over: {self.over}")
+        most = min(self._decoding.max_tokens, room, max_tokens or room)
+        seed = self._decoding.seed
+        if number and seed is not None:
+            seed = stream_seed(seed, number)
+        return msgspec.structs.replace(self._decoding, max_tokens=most, seed=seed)
+
+    async def _sampled(self, place: Place, decoding: Decoding, on_tokens: Callable[[list[int]], None]) -> Completion:
+        def heard(chunk: TokenChunk) -> None:
+            on_tokens(chunk.token_ids)
+
+        behind = msgspec.structs.replace(self.prompt, token_ids=place.token_ids)
+        try:
+            sampled = await self._sample(behind, decoding, heard)
+        except Exception as error:
+            self.error = error
+            raise
+        if isinstance(sampled, Dropped):
+            self.failure = sampled
+            raise TurnFailedError(f"the turn came to nothing: {sampled.message}")
+        return sampled
+
+    def _reply(self, sampled: Completion, num_prompt_tokens: int, call_prefix: str | None) -> Reply:
+        content, calls = (sampled.text, []) if call_prefix is None else find_calls(sampled.text, call_prefix)
+        message = as_message(content, calls)
+        ends = sampled.finish == "stop" and sampled.token_ids[-1] in self._decoding.stop_token_ids
+        self._said[_identity(message)] = self._tokenizer.decode_all(sampled.token_ids[: -1 if ends else None])
+        return Reply(
+            text=sampled.text,
+            tool_calls=calls,
+            message=message,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            finish=sampled.finish,
+            num_prompt_tokens=num_prompt_tokens,
+        )
+
+
+def _identity(message: Message) -> tuple[str, tuple[str, ...]]:
+    """By what a reply is known again: its calls, and its content but for white space around it."""
+    calls = message.get("tool_calls") or ()
+    return str(message.get("content") or "").strip(), tuple(str(call.get("id", "")) for call in calls)
