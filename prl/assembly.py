@@ -49,7 +49,7 @@ class Wired(NamedTuple):
 
 
 class Assembly:
-    """See the module: ``read``, then ``open``.
+    """See the module: ``read``, then ``open``, then ``restore``.
 
     Args:
         config: the whole configuration.
@@ -77,10 +77,11 @@ class Assembly:
         self._config, self._model, self._run_dir = config, model, run_dir
         self._scorer, self._environment = scorer, environment
         self._record, self._overview, self._failure = record, overview, failure
-        self.tokenizer: Tokenizer
-        """From ``read`` on, as all of these."""
+        self._tokenizer: Tokenizer
         self.source: PromptSource
+        """From ``read`` on."""
         self.held_out: list[Prompt]
+        """Prompts for evaluations, from then on."""
         self._controller: Controller | None = None
 
     # ---- what is read ------------------------------------------------------------------------------------------------
@@ -101,9 +102,9 @@ class Assembly:
         return start
 
     def _read_inputs(self) -> None:
-        self.tokenizer = Tokenizer.load(self._model)
+        self._tokenizer = Tokenizer.load(self._model)
         fields, check = self._scorer.required_fields, self._scorer.check_row
-        self.source = open_source(self._config, self.tokenizer, fields, check)
+        self.source = open_source(self._config, self._tokenizer, fields, check)
         self.held_out = self.source.held_out(self._config.eval.num_samples)
 
     # ---- what is started ---------------------------------------------------------------------------------------------
@@ -133,34 +134,20 @@ class Assembly:
         """What plays episodes; None where a rollout is a single turn."""
         if self._environment is None:
             return None
-        episodes = parts.make_episodes(self._config, self._environment, self.tokenizer, None)
+        episodes = parts.make_episodes(self._config, self._environment, self._tokenizer, None)
         await episodes.__aenter__()
         stack.push_async_callback(closed, episodes.__aexit__, None, None, None)
         return episodes.play
-
-    async def _replay(self, trainer: Trainer, first: int) -> None:
-        """Do the steps from ``first`` on again that this process has done, on the journal's groups.
-
-        After a resume the journal knows more steps than that: they are still to be done.
-        """
-        if self._controller is None:
-            return
-        await self._record.journal.flush()
-        ledger, _ = await asyncio.to_thread(journal.read, self._run_dir / "journal", resume_from=first)
-        make_batch = parts.batch_maker(self._config)
-        for step in range(first, self._controller.step_number):
-            groups = [group_of(entry, self.tokenizer.decode) for entry in ledger.batches[step]]
-            await trainer.train(await make_batch(step, groups))
 
     # ---- what joins them ---------------------------------------------------------------------------------------------
 
     def _wire(self, fleet: Fleet, ready: TrainerReady, play: Play | None) -> Wired:
         config, scorer, engines, records = self._config, self._scorer, fleet.engines, self._record.journal
         rollout = parts.make_rollout(
-            config, engines, scorer, self.tokenizer, self._failure, record=records.append, play=play
+            config, engines, scorer, self._tokenizer, self._failure, record=records.append, play=play
         )
         evaluator = Evaluator(
-            parts.make_evaluate(config, self.held_out, rollout, scorer, self.tokenizer.stop_token_ids),
+            parts.make_evaluate(config, self.held_out, rollout, scorer, self._tokenizer.stop_token_ids),
             config=config.eval,
             record=self._record.evaluation,
             failure=self._failure,
@@ -214,3 +201,28 @@ class Assembly:
         prompt = self.source.next()
         self.source.seek(cursor)
         return prompt.token_ids[:PROBE_TOKENS]
+
+    # ---- steps that are done again -----------------------------------------------------------------------------------
+
+    async def restore(self, controller: Controller, start: Start) -> None:
+        """Do again the steps that the trainer's checkpoint lacks, and go on with the prompts that were under way."""
+        controller.restore(start.ledger.cursor, list(start.ledger.open.values()))
+        for batch in start.batches:
+            self._overview.begins(f"training step {controller.step_number + 1} again, from the journal")
+            step = await controller.train_again(batch)
+            if self._record.totals.steps < step.report.step:  # it was done and not recorded any more
+                await self._record.step(step)
+
+    async def _replay(self, trainer: Trainer, first: int) -> None:
+        """Do the steps from ``first`` on again that this process has done, on the journal's groups.
+
+        After a resume the journal knows more steps than that: they are still to be done.
+        """
+        if self._controller is None:
+            return
+        await self._record.journal.flush()
+        ledger, _ = await asyncio.to_thread(journal.read, self._run_dir / "journal", resume_from=first)
+        make_batch = parts.batch_maker(self._config)
+        for step in range(first, self._controller.step_number):
+            groups = [group_of(entry, self._tokenizer.decode) for entry in ledger.batches[step]]
+            await trainer.train(await make_batch(step, groups))

@@ -32,7 +32,7 @@ class Overview:
     def __init__(self, config: Config, run_dir: Path, on_stage: Callable[[str], None]) -> None:
         """``on_stage`` is told, in a few words, what is being waited for while the run starts and ends."""
         self._run_dir, self._num_steps = run_dir, config.run.num_steps
-        self._stall_timeout_s = config.run.stall_timeout_s
+        self._num_engines, self._stall_timeout_s = config.engine.count, config.run.stall_timeout_s
         self.stage, self._waits = Stage(on_stage), Waits()
         self.fleet: Fleet | None = None
         """From when engines and trainer start."""
@@ -80,6 +80,11 @@ class Overview:
     def engines(self) -> list[EngineStatus]:
         """Each engine; none before they are started."""
         return [] if self.fleet is None else self.fleet.engines.status()
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that the run has; as many as it is to have, before they are started."""
+        return self._num_engines if self.fleet is None else self.fleet.engines.num_engines
 
     def status(self) -> Status:
         """All of it in one object."""

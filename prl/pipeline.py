@@ -28,7 +28,6 @@ from prl.claim import claim
 from prl.config import Config
 from prl.control.routes import routes_of
 from prl.control.server import ControlServer
-from prl.controller import Controller
 from prl.engines.seat import EngineStatus
 from prl.errors import PrlError, RefusedError
 from prl.evaluate import Evaluation
@@ -125,7 +124,7 @@ class Pipeline:
         self._wired = await self._assembly.open(self._stack, start.checkpoint)
         _, sync, evaluator, controller = self._wired
         await self._loops.enter_async_context(running(controller.keep()))
-        await self._restore(controller, start)
+        await self._assembly.restore(controller, start)
         await sync.push(controller.step_number)
         await self._stack.enter_async_context(evaluator.open())
         if controller.step_number == 0 and self._assembly.held_out:
@@ -158,15 +157,6 @@ class Pipeline:
         start.warn()
         await self._record.journal.begin_segment()
         return start
-
-    async def _restore(self, controller: Controller, start: Start) -> None:
-        """Do again the steps that the trainer's checkpoint lacks, and go on with the prompts that were under way."""
-        controller.restore(start.ledger.cursor, list(start.ledger.open.values()))
-        for batch in start.batches:
-            self._overview.begins(f"training step {controller.step_number + 1} again, from the journal")
-            step = await controller.train_again(batch)
-            if self._record.totals.steps < step.report.step:  # it was done and not recorded any more
-                await self._record.step(step)
 
     # ---- running -----------------------------------------------------------------------------------------------------
 
@@ -339,8 +329,7 @@ class Pipeline:
     def _summarise(self, error: BaseException | None) -> None:
         status = "failed" if error is not None else "done" if self._done() else "stopped"
         mended = Mended() if self._wired is None else self._wired.controller.reporter.mended()
-        fleet = self._overview.fleet
-        num_engines = self.config.engine.count if fleet is None else fleet.engines.num_engines
+        num_engines = self._overview.num_engines
         self.summary = self._record.summary(status, mended=mended, num_engines=num_engines, error=error)
         if self._run_is_open:
             self._record.end(self.summary)
