@@ -4,11 +4,14 @@
 
 Everything is real: the scorer, and two worker processes. Three mixtures, half of the answers right:
 
-- ``ordinary``: integers, decimals and fractions in a box behind a few sentences, eight completions a problem;
-- ``kinds``: every row of ``tests/cases/math_kinds.jsonl``: formulas, units, lists, intervals, matrices, words ...;
+- ``ordinary``: integers, decimals and fractions in a box behind a few sentences, eight completions a problem, about
+  half of which give the right answer in one of four spellings;
+- ``kinds``: once, every row of ``tests/cases/math_kinds.jsonl``: formulas, units, lists, intervals, words ...;
 - ``bombs``: answers that hang math-verify, beside ordinary ones that are asked one after the other meanwhile:
   ``beside_ms`` is what those took (a median), ``behind_s`` what the first ordinary one behind the bombs waited, and
   ``loop_lag_ms`` the longest that the event loop did not turn.
+
+``loop_us`` and ``workers_us`` are the CPU of a verdict in this process and in the workers together.
 
 Headline: ``ordinary`` verdicts a second. Target: 2,000.
 """
@@ -24,6 +27,7 @@ from typing import Any
 
 import harness
 import msgspec
+import psutil
 import uvloop
 
 from prl.config import RewardConfig
@@ -77,9 +81,15 @@ def kinds() -> list[Subject]:
     return [subject(row["gold"], row["answer"]) for row in rows]
 
 
-async def rate(scorer: Scorer, subjects: list[Subject]) -> float:
-    """Verdicts a second, with ``IN_FLIGHT`` asked for at once."""
-    waiting = iter(subjects)
+def cpu_s() -> tuple[float, float]:
+    """Seconds of CPU so far: of this process, and of its workers."""
+    workers = psutil.Process().children()
+    return time.process_time(), sum(sum(worker.cpu_times()[:2]) for worker in workers)
+
+
+async def rate(scorer: Scorer, subjects: list[Subject]) -> dict[str, float]:
+    """Verdicts a second, with ``IN_FLIGHT`` asked for at once, and the CPU that each cost on either side."""
+    waiting, before = iter(subjects), cpu_s()
 
     async def ask() -> None:
         for completion, prompt in waiting:
@@ -89,7 +99,9 @@ async def rate(scorer: Scorer, subjects: list[Subject]) -> float:
     async with asyncio.TaskGroup() as group:
         for _ in range(IN_FLIGHT):
             group.create_task(ask())
-    return len(subjects) / (time.perf_counter() - start)
+    wall_s, after, num = time.perf_counter() - start, cpu_s(), len(subjects)
+    loop_us, workers_us = ((b - a) / num * 1e6 for a, b in zip(before, after, strict=True))
+    return {"verdicts_per_s": num / wall_s, "loop_us": loop_us, "workers_us": workers_us}
 
 
 async def beside_bombs(scorer: Scorer) -> dict[str, Any]:
@@ -115,11 +127,11 @@ async def beside_bombs(scorer: Scorer) -> dict[str, Any]:
             tasks = [group.create_task(bomb(answer)) for answer in BOMBS]
             while not all(task.done() for task in tasks):
                 asked = time.perf_counter()
-                await scorer.score(*subject("2", "2"))
+                await scorer.score(*subject(str(len(took)), f"{len(took)}.0"))
                 took.append(time.perf_counter() - asked)
                 await asyncio.sleep(0.05)
         bombs_s, behind = time.perf_counter() - start, time.perf_counter()
-        await scorer.score(*subject("3", "3"))
+        await scorer.score(*subject("1/3", r"\frac{2}{6}"))
         behind_s = time.perf_counter() - behind
         done.set()
     return {
@@ -141,14 +153,13 @@ async def measure_all(quick: bool) -> dict[str, Any]:
     async with Scorer([config]) as scorer:
         await scorer.score(*subject("2", r"\int_0^2 x dx"))  # every process is up
         of_numbers = [await rate(scorer, ordinary(num, seed)) for seed in range(repeats)]
-        await rate(scorer, kinds())
-        of_kinds = [await rate(scorer, kinds()) for _ in range(repeats)]
+        of_kinds = [await rate(scorer, kinds())]
         bombs = await beside_bombs(scorer)
     rows = [
-        {"mixture": "ordinary", "verdicts_per_s": harness.spread(of_numbers)},
-        {"mixture": "kinds", "verdicts_per_s": harness.spread(of_kinds)},
+        {"mixture": name} | {column: harness.spread([each[column] for each in found]) for column in found[0]}
+        for name, found in (("ordinary", of_numbers), ("kinds", of_kinds))
     ]
-    headline = harness.spread(of_numbers)
+    headline = rows[0]["verdicts_per_s"]
     return {
         "headline": headline,
         "target": TARGET_PER_S,

@@ -29,6 +29,8 @@ from prl.types import Completion, Prompt
 
 MAX_ANSWER_CHARS = 5_000
 """A longer answer is wrong without being read."""
+MAX_KNOWN = 20_000
+"""Verdicts that are kept: the members of a group often give one answer."""
 _EXPLAINED = {
     "exhausted_cpu": "judging it took more processor time than cpu_s",
     "exhausted_wall": "judging it took longer than wall_s",
@@ -65,6 +67,7 @@ class Math:
             raise MissingExtraError("math-verify", "math", "the reward 'math'")
         self._extract, self._boxes = extract, boxes
         policy = Policy(relative_tolerance=relative_tolerance, percent=percent, units=units, bases=bases)
+        self._known: dict[Question, Judged] = {}
         limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib)
         arguments = [msgspec.json.encode(policy).decode()]
         self.rules = WorkerPool("prl.rewards.math_worker", num_workers, limits, arguments=arguments)
@@ -89,12 +92,22 @@ class Math:
             detail = f"the answer has {len(answer)} characters, over {MAX_ANSWER_CHARS}"
             return Judged(value=0.0, reason="answer_too_long", detail=detail)
         question = Question(text=answer, reference=str(prompt.fields["answer"]))
+        if (known := self._known.get(question)) is not None:
+            return known
+        judged = await self._judge(question)
+        if judged.reason not in _EXPLAINED:  # a limit may be met on a busy machine only
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[question] = judged
+        return judged
+
+    async def _judge(self, question: Question) -> Judged:
         reply = await self.rules.ask(question)
         if isinstance(reply, Reply) and reply.reason == "unread":
             reply = await self.symbolic.ask(question)
         if isinstance(reply, Exhausted):
             return Judged(value=0.0, reason=reply.reason, detail=_EXPLAINED[reply.reason])
-        return Judged(value=reply.value, reason=reply.reason, detail=f"answer {answer[:200]!r}: {reply.detail}")
+        return Judged(value=reply.value, reason=reply.reason, detail=f"answer {question.text[:200]!r}: {reply.detail}")
 
     def check_row(self, fields: Mapping[str, Any]) -> str | None:
         """What keeps the right answer of a row from being judged right, if anything does."""

@@ -137,6 +137,16 @@ def test_a_right_answer_that_never_pays_is_found(gold: str, problem: str | None)
     assert found is None if problem is None else problem in str(found)
 
 
+async def test_a_known_answer_is_not_judged_again() -> None:
+    """The members of a group that give one answer cost one question; another right answer makes it another one."""
+    reward = Math(num_workers=1)
+    await reward.open()
+    first = await reward(completion(r"so \boxed{0.5}"), prompt("1/2"))
+    await reward.rules.close()
+    assert await reward(completion(r"or \boxed{0.5}"), prompt("1/2")) == first
+    await reward.close()
+
+
 async def test_deep_nesting_is_wrong_and_no_failure() -> None:
     """Thousands of parentheses end in a verdict."""
     async with Scorer([math()]) as scorer:
