@@ -28,6 +28,7 @@ from prl.rewards.sandbox import Isolation, Limits, Ran, SandboxError, describe, 
 from prl.types import Completion, Prompt
 
 MAX_PROGRAM_CHARS = 100_000
+_LIMIT_OF = {"exhausted_cpu": "cpu_s", "exhausted_wall": "wall_s", "exhausted_output": "output_kib"}
 _FENCE = re.compile(r"^[ \t]*```[^\n`]*$", re.MULTILINE)
 
 
@@ -166,7 +167,7 @@ def _ended_badly(ran: Ran) -> tuple[str, str] | None:
     last = ran.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
     if ran.outcome in ("exit", "signal"):
         return "program_failed", f"it ended with {ran.outcome} {ran.code}: {last[0][:200]}"
-    return ran.outcome, f"it took more than {ran.outcome.removeprefix('exhausted_')} allows"
+    return ran.outcome, f"it took more than {_LIMIT_OF[ran.outcome]} allows"
 
 
 def _lines(text: str) -> list[str]:
