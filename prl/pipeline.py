@@ -38,6 +38,7 @@ from prl.evaluate import Evaluation
 from prl.evaluator import Evaluator
 from prl.failure import FirstFailure, running
 from prl.fleet import Fleet, closed
+from prl.gateway.playing import playing
 from prl.journal import Journal
 from prl.ledger import group_of
 from prl.log import Console, configure, get_logger
@@ -204,7 +205,8 @@ class Pipeline:
         await self._journal.begin_segment()
         await self._scorer.__aenter__()
         self._stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
-        self._play = await self._open_episodes()
+        playing_episodes = playing(config, self._environment, self._tokenizer)
+        self._play: Play | None = await self._stack.enter_async_context(playing_episodes)
         fleet, ready = await self._start_processes(start.checkpoint)
         controller, evaluator, _ = self._wired = self._wire(fleet, ready)
         await self._loops.enter_async_context(running(controller.keep()))
@@ -224,15 +226,6 @@ class Pipeline:
         self._on_stage.quietly("training")
         self._trains = True
         log.info("started", step=step, run_dir=str(self.run_dir))
-
-    async def _open_episodes(self) -> Play | None:
-        """What plays episodes; None where a rollout is a single turn."""
-        if self._environment is None:
-            return None
-        episodes = parts.make_episodes(self.config, self._environment, self._tokenizer, None)
-        await episodes.__aenter__()
-        self._stack.push_async_callback(closed, episodes.__aexit__, None, None, None)
-        return episodes.play
 
     async def _restore(self, controller: Controller, start: Start) -> None:
         """Do again the steps that the trainer's checkpoint lacks, and go on with the prompts that were under way."""
