@@ -23,6 +23,7 @@ from prl.environments.base import Environment
 from prl.evaluator import Evaluator
 from prl.failure import FirstFailure
 from prl.fleet import Fleet, closed
+from prl.gateway.playing import playing
 from prl.ledger import group_of
 from prl.overview import Overview
 from prl.prompts import PromptSource, changes, open_source
@@ -118,7 +119,7 @@ class Assembly:
         """
         await self._scorer.__aenter__()
         stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
-        play = await self._open_episodes(stack)
+        play = await stack.enter_async_context(playing(self._config, self._environment, self._tokenizer))
         transport = await asyncio.to_thread(parts.transport_of, self._config)
         fleet = self._overview.fleet = Fleet(
             self._config, self._model, self._run_dir, transport=transport, resume=resume, replay=self._replay
@@ -129,15 +130,6 @@ class Assembly:
         wired = self._wire(fleet, await fleet.open(), play)
         self._controller = self._overview.controller = wired.controller
         return wired
-
-    async def _open_episodes(self, stack: AsyncExitStack) -> Play | None:
-        """What plays episodes; None where a rollout is a single turn."""
-        if self._environment is None:
-            return None
-        episodes = parts.make_episodes(self._config, self._environment, self._tokenizer, None)
-        await episodes.__aenter__()
-        stack.push_async_callback(closed, episodes.__aexit__, None, None, None)
-        return episodes.play
 
     # ---- what joins them ---------------------------------------------------------------------------------------------
 
