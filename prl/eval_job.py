@@ -27,6 +27,7 @@ from prl.errors import ConfigError, MissingExtraError, PrlError
 from prl.estimates import Estimate
 from prl.evaluate import Answer, Evaluation
 from prl.failure import FirstFailure
+from prl.gateway.playing import playing
 from prl.models import resolve_model
 from prl.panel import make_console, say, show
 from prl.progress import num_asked, percent
@@ -107,10 +108,7 @@ class EvalJob:
             stack.push_async_callback(pool.close)
             line.stage(f"starting {parts.describe_engines(config)}")
             await pool.open()
-            play = None
-            if self._environment is not None:
-                episodes = parts.make_episodes(config, self._environment, tokenizer, None)
-                play = (await stack.enter_async_context(episodes)).play
+            play = await stack.enter_async_context(playing(config, self._environment, tokenizer))
             rollout = parts.make_rollout(config, pool, self._scorer, tokenizer, FirstFailure(), play=play)
             evaluate = parts.make_evaluate(config, prompts, rollout, self._scorer, tokenizer.stop_token_ids)
             line.answering(len(prompts) * config.eval.num_answers)

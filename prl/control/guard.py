@@ -25,16 +25,14 @@ class Refusal(NamedTuple):
     message: str
 
 
-class Guard:
-    """Judges the headers of a request.
+class Names:
+    """Judges under which name a request was sent, and for which page.
 
     Args:
-        token: what must be presented.
         names: host names under which the address may be asked, besides ``localhost``.
     """
 
-    def __init__(self, token: str, names: Iterable[str]) -> None:
-        self._token = token.encode()
+    def __init__(self, names: Iterable[str]) -> None:
         self._names = {"localhost", *(name.lower() for name in names)}
 
     def refuses(self, headers: Mapping[str, str]) -> Refusal | None:
@@ -46,9 +44,6 @@ class Guard:
         origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site", "none")
         if (origin is not None and origin != f"http://{host}") or site not in {"none", "same-origin"}:
             return Refusal(403, "a page of another site may not ask here")
-        scheme, _, presented = headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(presented.strip().encode(), self._token):
-            return Refusal(401, "the token is missing or wrong: present it as `Authorization: Bearer TOKEN`")
         return None
 
     def _knows(self, host: str) -> bool:
@@ -60,3 +55,24 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+class Guard:
+    """Judges the headers of a request.
+
+    Args:
+        token: what must be presented.
+        names: see ``Names``.
+    """
+
+    def __init__(self, token: str, names: Iterable[str]) -> None:
+        self._token, self._names = token.encode(), Names(names)
+
+    def refuses(self, headers: Mapping[str, str]) -> Refusal | None:
+        """Why this request is refused; None: it may pass. Names of ``headers`` are looked up as they are written."""
+        if (refusal := self._names.refuses(headers)) is not None:
+            return refusal
+        scheme, _, presented = headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(presented.strip().encode(), self._token):
+            return Refusal(401, "the token is missing or wrong: present it as `Authorization: Bearer TOKEN`")
+        return None

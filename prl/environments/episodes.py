@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, Self
@@ -21,12 +22,17 @@ from prl.environments.base import Environment
 from prl.environments.session import Address, Limits, Session
 from prl.errors import EpisodeError
 from prl.failure import raise_as_it_was
+from prl.log import get_logger
 from prl.rewards.breaker import is_failure
 from prl.rollout import Dropped, Sample
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Prompt, Score, Verdict
 from prl.waits import waiting
 
+OPEN_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 10.0
+
+log = get_logger(__name__)
 Judge = Callable[[Completion, Prompt], Awaitable[Verdict]]
 GroupJudge = Callable[[Sequence[Completion], Sequence[Score], Prompt], Awaitable[list[Verdict]]]
 
@@ -53,12 +59,23 @@ class Episodes:
 
     async def __aenter__(self) -> Self:
         if self._environment.open is not None:
-            await self._environment.open()
+            try:
+                async with asyncio.timeout(OPEN_TIMEOUT_S) as deadline:
+                    await self._environment.open()
+            except TimeoutError as error:
+                if not deadline.expired():
+                    raise
+                message = f"the environment {self._environment.name!r} was not ready after {OPEN_TIMEOUT_S:g} s"
+                raise EpisodeError(message) from error
         return self
 
     async def __aexit__(self, *error: object) -> None:
         if self._environment.close is not None:
-            await self._environment.close()
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._environment.close()
+            except Exception as failed:  # noqa: BLE001 -- the run is over, and how it ended is not this
+                log.warning("an environment did not close", name=self._environment.name, why=repr(failed))
 
     async def play(self, prompt: Prompt, decoding: Decoding, sample: Sample) -> Completion | Dropped:
         """One episode (``rollout.Play``)."""

@@ -26,8 +26,11 @@ async def guess(
     low: Annotated[int, Meta(ge=0)] = 1,
     high: int = 9,
     num_guesses: Annotated[int, Meta(ge=1)] = 3,
-) -> float:
-    """Tell the model between which numbers to look, and whether its guess was too high or too low.
+    narrowing: Annotated[float, Meta(ge=0)] = 0.0,
+) -> None:
+    """Tell the model between which numbers to look, and after each guess which of them are left.
+
+    The last number of an answer is the guess; an answer that was cut off is none.
 
     Args:
         session: of the episode.
@@ -35,24 +38,25 @@ async def guess(
         low: the smallest that it can be.
         high: the largest.
         num_guesses: how often the model may guess.
-
-    Returns:
-        1 where it found the number, else 0.
+        narrowing: what ruling out every other number is worth, in proportion and whether or not it is found then: a
+            reward for guesses that teach something, beside the 1 for finding it.
     """
     if low > high:
         raise ConfigError(f"environment.options: low = {low} is above high = {high}")
+    num_others = high - low
     secret = low + zlib.crc32(f"guess/{prompt.id}".encode()) % (high - low + 1)
     messages = [{"role": "user", "content": f"{low} to {high} = ?"}]
     for _ in range(num_guesses):
         reply = await session.generate(messages)
-        found = _NUMBER.findall(reply.text)
+        found = _NUMBER.findall(reply.text) if reply.finish == "stop" else []
         guessed = int(found[-1]) if found else None
         if guessed == secret:
-            return 1.0
-        hint = ""
+            low = high = secret
+            break
         if guessed is not None:
-            hint = "higher, " if guessed < secret else "lower, "
             low = max(low, guessed + 1) if guessed < secret else low
             high = min(high, guessed - 1) if guessed > secret else high
-        messages += [reply.message, {"role": "user", "content": f"{hint}{low} to {high} = ?"}]
-    return 0.0
+        messages += [reply.message, {"role": "user", "content": f"{low} to {high} = ?"}]
+    session.reward(float(guessed == secret), "found")
+    if narrowing and num_others:
+        session.reward(narrowing * (1 - (high - low) / num_others), "narrowed")

@@ -15,6 +15,7 @@ class Reply:
     """What a player says."""
 
     def __init__(self, text: str) -> None:
+        self.finish = "length" if text.endswith("...") else "stop"
         self.text, self.message = text, {"role": "assistant", "content": text}
 
 
@@ -24,6 +25,11 @@ class Player:
     def __init__(self, rule: Any) -> None:
         self._rule = rule
         self.heard: list[str] = []
+        self.given: dict[str, float] = {}
+
+    def reward(self, value: float, part: str) -> None:
+        """Keep it."""
+        self.given[part] = value
 
     async def generate(self, messages: list[dict[str, str]]) -> Reply:
         """The next guess."""
@@ -33,17 +39,18 @@ class Player:
 
 def halving(message: str) -> str:
     """Guess the middle of what is left."""
-    low, high = message.removesuffix(" = ?").split(", ")[-1].split(" to ")
+    low, high = message.removesuffix(" = ?").split(" to ")
     return f"\\boxed{{{(int(low) + int(high)) // 2}}}"
 
 
 async def play(player: Player, number: int, **options: Any) -> float:
-    """One game about prompt ``number``."""
-    return await guess(player, make_prompt(number), **options)  # type: ignore[arg-type]
+    """One game about prompt ``number``: whether it was found."""
+    await guess(player, make_prompt(number), **options)  # type: ignore[arg-type]
+    return player.given["found"]
 
 
 async def test_halving_what_is_left_always_finds_it() -> None:
-    """Four guesses are enough for nine numbers, and each hint is true; the same prompt has the same secret."""
+    """Four guesses are enough for nine numbers; the same prompt has the same secret."""
     for number in range(40):
         first, second = Player(halving), Player(halving)
         assert await play(first, number, num_guesses=4) == 1.0
@@ -58,13 +65,23 @@ async def test_three_guesses_find_seven_of_nine() -> None:
 
 
 async def test_what_is_no_number_is_a_lost_guess() -> None:
-    """The same question comes again, without a hint; a guess out of range narrows nothing."""
-    player = Player(lambda _: "perhaps")
-    assert await play(player, 0) == 0.0
-    assert player.heard == ["1 to 9 = ?"] * 3
-    player = Player(lambda _: "100")
-    await play(player, 0)
-    assert player.heard == ["1 to 9 = ?", *["lower, 1 to 9 = ?"] * 2]
+    """The same question comes again; a guess out of range narrows nothing, and an answer that was cut off is none."""
+    for text in ("perhaps", "100", "0", "5 or 6 ..."):
+        player = Player(lambda _, text=text: text)
+        assert await play(player, 0) == 0.0
+        assert player.heard == ["1 to 9 = ?"] * 3
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "guesses", "worth"), [(1, 9, "5", 0.3125), (1, 9, "100", 0.0), (4, 4, "4", None)]
+)
+async def test_narrowing_is_worth_what_it_rules_out(low: int, high: int, guesses: str, worth: float | None) -> None:
+    """Five of eight others ruled out is that share of ``narrowing``; found, all are; alone there are no others."""
+    for number in range(20):
+        player = Player(lambda _: guesses)
+        found = await play(player, number, low=low, high=high, num_guesses=1, narrowing=0.5)
+        narrowed = player.given.get("narrowed")
+        assert narrowed == (0.5 if found and worth is not None else worth)
 
 
 async def test_no_numbers_is_a_config_error() -> None:

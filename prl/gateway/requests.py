@@ -1,0 +1,154 @@
+"""What a client of OpenAI's may ask, and what its words mean to a session.
+
+Invariants:
+
+- The distribution that is sampled is the run's: parameters that would change it are overridden where agents set them by
+  habit (``OVERRIDDEN``), and refused where an agent relies on what they do.
+- Whatever else is not understood is refused by name, never passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+MODEL = "policy"
+"""The only model there is; clients may call it anything."""
+OVERRIDDEN = frozenset({"temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"})
+"""The run's own settings hold in their place."""
+HARMLESS = frozenset(
+    {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
+)
+"""They change nothing of what is sampled."""
+_READ = frozenset({"model", "max_tokens", "max_completion_tokens", "stream", "stream_options", "n"})
+_CHAT = frozenset({"messages", "tools", "tool_choice"})
+
+
+class RequestError(Exception):
+    """A request that cannot be understood; the message says why."""
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn as a client asks for it."""
+
+    given: list[dict[str, Any]] | list[int] | str
+    tools: list[dict[str, Any]]
+    max_tokens: int | None
+    streams: bool
+    with_usage: bool
+    overridden: list[str]
+    """Parameters that do not hold."""
+
+
+class _Common(msgspec.Struct, kw_only=True):
+    """What both kinds of requests have."""
+
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    n: int | None = None
+
+
+class _Chat(_Common):
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+
+
+class _Text(_Common):
+    prompt: str | list[int | str | list[int]]
+
+
+def read_chat(body: bytes) -> Asked:
+    """A body of ``/v1/chat/completions``. Raises RequestError."""
+    fields = _fields(body, _READ | _CHAT)
+    chat = _convert(fields, _Chat)
+    if not chat.messages:
+        raise RequestError("messages must not be empty")
+    if chat.tool_choice not in (None, "auto", "none"):
+        raise RequestError(f"tool_choice = {chat.tool_choice!r} is not supported: 'auto' or 'none'")
+    tools = [] if chat.tool_choice == "none" else chat.tools or []
+    return _asked(chat, [message_of(message) for message in chat.messages], tools, fields)
+
+
+def read_text(body: bytes) -> Asked:
+    """A body of ``/v1/completions``. Raises RequestError."""
+    fields = _fields(body, _READ | {"prompt"})
+    text = _convert(fields, _Text)
+    given: Any = text.prompt
+    if isinstance(given, list) and given and not isinstance(given[0], int):
+        if len(given) > 1:
+            raise RequestError(f"{len(given)} prompts in one request are not supported: ask for each by itself")
+        given = given[0]
+    if not given or (isinstance(given, list) and not all(isinstance(token, int) for token in given)):
+        raise RequestError("prompt must be a text or token ids, and not empty")
+    return _asked(text, given, [], fields)
+
+
+def message_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as chat templates know it: content a text, arguments of calls objects. Raises RequestError."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise RequestError(f"a message has the role {role!r}")
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
+            raise RequestError(f"a message of {role!r} has a part that is no text")
+        content = "".join(part["text"] for part in content)
+    if content is not None and not isinstance(content, str):
+        raise RequestError(f"a message of {role!r} has a content that is no text")
+    known: dict[str, Any] = {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+    if message.get("tool_calls"):
+        known["tool_calls"] = [_call_of(call) for call in message["tool_calls"]]
+    return known
+
+
+def _call_of(call: Any) -> dict[str, Any]:
+    """Arguments come as a text of JSON; templates write objects."""
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        raise RequestError("a tool call is no object with a function")
+    arguments = call["function"].get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments)
+        except msgspec.DecodeError:
+            return dict(call)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def _fields(body: bytes, known: frozenset[str]) -> dict[str, Any]:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise RequestError(f"the body is no JSON object: {error}") from None
+    unknown = [
+        name for name, value in fields.items() if value is not None and name not in known | OVERRIDDEN | HARMLESS
+    ]
+    if unknown:
+        raise RequestError(f"{unknown[0]!r} is not supported here; leave it out")
+    return fields
+
+
+def _convert(fields: dict[str, Any], kind: type[msgspec.Struct]) -> Any:
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(str(error)) from None
+
+
+def _asked(common: _Common, given: Any, tools: list[dict[str, Any]], fields: Mapping[str, Any]) -> Asked:
+    if common.n not in (None, 1):
+        raise RequestError(f"n = {common.n} is not supported: ask again for another answer")
+    limits = [limit for limit in (common.max_tokens, common.max_completion_tokens) if limit is not None]
+    if any(limit < 1 for limit in limits):
+        raise RequestError(f"max_tokens = {min(limits)} must be at least 1")
+    return Asked(
+        given=given,
+        tools=tools,
+        max_tokens=min(limits, default=None),
+        streams=bool(common.stream),
+        with_usage=bool((common.stream_options or {}).get("include_usage")),
+        overridden=sorted(name for name in fields if name in OVERRIDDEN and fields[name] is not None),
+    )
