@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -19,8 +20,8 @@ import sysconfig
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -197,3 +198,14 @@ def _runner(frame: FrameType | None) -> FrameType | None:
 
 _COROUTINE = 0x80 | 0x100 | 0x200
 """Flags of code whose frames belong to a coroutine or an asynchronous generator."""
+
+
+@contextmanager
+def frozen_heap() -> Iterator[None]:
+    """Leave what start-up made out of garbage collection: a full pass over what was imported stops the loop."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -23,11 +23,11 @@ lag can go is proven in ``buffer.py``. A push waits, within a bound, for the eva
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -36,51 +36,19 @@ from prl.engines.pool import EnginePool
 from prl.engines.seats import Seats
 from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Admitted, Entry, Left, Measured, Records, Scored, Trained, group_of
+from prl.ledger import Entry, Measured, Records, group_of
 from prl.log import get_logger
-from prl.metrics import LagSummary, Mended, Meter, StepReport, lag_of, step_report
+from prl.metrics import LagSummary, StepReport, lag_of
+from prl.open_prompts import OpenPrompts, Source
 from prl.refill import Refill
+from prl.reporter import Judges, Reporter
 from prl.rollout import Done, Outcome, Rollout
 from prl.sync import PushReport, WeightSync
 from prl.trainer.base import Trainer, TrainReport
-from prl.types import Batch, Group, Prompt
+from prl.types import Batch, Group
 from prl.waits import Wait, loop, waiting
 
 log = get_logger(__name__)
-
-
-class Source(Protocol):
-    """Where prompts come from, in an order that depends on the seed only."""
-
-    @property
-    def cursor(self) -> int:
-        """Id of the prompt that ``next`` gives."""
-        ...
-
-    def next(self) -> Prompt:
-        """The next prompt in order of admission."""
-        ...
-
-    def passed_over(self) -> list[tuple[int, str]]:
-        """Ids that ``next`` went past since this was last asked, and why."""
-        ...
-
-    def seek(self, cursor: int) -> None:
-        """Continue at the prompt with this id."""
-        ...
-
-
-class Judges(Protocol):
-    """The rewards, as far as the loops look at them."""
-
-    @property
-    def num_retries(self) -> int:
-        """Tries after the first, of all calls so far."""
-        ...
-
-    def lap(self) -> dict[str, dict[str, float]]:
-        """What their calls took and how they failed since the last lap, by reward."""
-        ...
 
 
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,26 +89,22 @@ class Controller:
         before_push: Callable[[], Awaitable[int]] | None = None,
         measure: Callable[[Group], Measured | None] = lambda _: None,
     ) -> None:
-        self._source, self._engines, self._trainer = source, engines, trainer
+        self._engines, self._trainer = engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
-        self._before_push, self._judges, self._measure = before_push, judges, measure
-        self._records = records
+        self._before_push = before_push
+        self._prompts = OpenPrompts(source, records, measure)
         self.step_number = first_step
         """Completed optimiser steps."""
-        self._untrained: dict[Ticket, Prompt] = {}
-        self._restored: deque[Entry] = deque()
         self._round: deque[tuple[Ticket, Group]] = deque()
         self._consecutive_drops = 0
-        self._reported_drops: Counter[str] = Counter()
-        self._reported_mended = Mended()
         self.waits_for_batch = False
         """Whether the trainer has nothing to train on."""
         self._weights = asyncio.Lock()
         self._states: dict[str, Wait | None] = {}
         """What the loops wait for that others may wait for in turn."""
         self._clock = asyncio.get_running_loop().time
-        self.meter = Meter(self._clock, self._engine_counters)
+        self.reporter = Reporter(self._clock, engines=engines, trainer=trainer, rollout=rollout, judges=judges)
 
     # ---- the loops ---------------------------------------------------------------------------------------------------
 
@@ -168,47 +132,36 @@ class Controller:
 
     async def _admit_to(self, rollouts: asyncio.TaskGroup) -> None:
         while True:
-            await self._records.ready()
+            await self._prompts.ready()
             with waiting("admit", "a free slot"):
                 ticket = await self._buffer.admit()
-            entry = self._restored.popleft() if self._restored else self._next()
-            self._untrained[ticket] = entry.prompt
+            entry = self._prompts.admit(ticket)
             if entry.scored is None:
                 rollouts.create_task(self._roll_out(ticket, entry))
             else:
                 self._buffer.finish(ticket, group_of(entry, self._rollout.decode))
             await asyncio.sleep(0)  # a whole batch of requests at once would hold up the event loop
 
-    def _next(self) -> Entry:
-        """A prompt that was never admitted before."""
-        prompt = self._source.next()
-        for number, reason in self._source.passed_over():
-            self._records.append(Left(prompt_id=number, reason=reason))
-        self._records.append(Admitted(prompt=prompt))
-        return Entry(prompt=prompt)
-
     async def _roll_out(self, ticket: Ticket, entry: Entry) -> None:
         """One prompt to its outcome; whatever else happens is the run's failure."""
         prompt = entry.prompt
         with failures_to(self._failure.set, f"the rollout of prompt {prompt.id}"):
             ended = partial(self._buffer.stream_ended, ticket)
-            self._settle(ticket, prompt, await self._rollout(prompt, entry.members, ended))
+            self._settle(ticket, await self._rollout(prompt, entry.members, ended))
 
-    def _settle(self, ticket: Ticket, prompt: Prompt, outcome: Outcome) -> None:
+    def _settle(self, ticket: Ticket, outcome: Outcome) -> None:
         """The group waits in the buffer, or its slot is refilled; too many drops in a row end the run."""
         if isinstance(outcome, Done):
             self._consecutive_drops = 0
-            if measured := self._measure(outcome.group):
-                self._records.append(measured)
+            self._prompts.measure(outcome.group)
             if self._refill is None or not self._refill.wants_another(outcome.group):
-                scores = outcome.group.scores
-                self._records.append(Scored(prompt_id=prompt.id, members=outcome.members, scores=scores))
+                self._prompts.scored(ticket, outcome)
                 self._buffer.finish(ticket, outcome.group)
             else:
                 self._rollout.members_dropped["zero_variance"] += len(outcome.group.completions)
                 self._drop(ticket, "zero_variance")
             return
-        log.warning("rollout dropped", prompt=prompt.id, reason=outcome.reason, message=outcome.message)
+        log.warning("rollout dropped", prompt=self._prompts[ticket].id, reason=outcome.reason, message=outcome.message)
         self._consecutive_drops += 1
         self._drop(ticket, outcome.reason)
         if self._consecutive_drops >= self._pacing.max_consecutive_drops:
@@ -217,7 +170,7 @@ class Controller:
 
     def _drop(self, ticket: Ticket, reason: str) -> None:
         """The prompt is done with and its slot is free."""
-        self._records.append(Left(prompt_id=self._untrained.pop(ticket).id, reason=reason))
+        self._prompts.left(ticket, reason)
         self._buffer.drop(ticket)
 
     async def _watch_engines(self) -> None:
@@ -263,15 +216,9 @@ class Controller:
         groups = [group for _, group in taken]
         async with self._holding_weights():
             trained, lag = await self._train(groups)
-            self._records.append(Trained(step=trained.step, prompt_ids=[group.prompt.id for group in groups]))
-            for ticket, _ in taken:
-                del self._untrained[ticket]
+            self._prompts.trained(trained.step, [ticket for ticket, _ in taken])
             pushed = await self._push_at_end_of_round()
-        drops, mended = self._drops_since_last_report(), self.mended_since_last_report()
-        calls = {} if self._judges is None else self._judges.lap()
-        timing = self.meter.lap()
-        report = step_report(groups, lag, trained, pushed, timing=timing, dropped=drops, mended=mended, calls=calls)
-        return Step(report=report, groups=groups)
+        return Step(report=self.reporter.of_step(groups, lag, trained, pushed), groups=groups)
 
     @asynccontextmanager
     async def _holding_weights(self) -> AsyncIterator[None]:
@@ -297,9 +244,7 @@ class Controller:
         """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
         groups = [group_of(entry, self._rollout.decode) for entry in entries]
         trained, lag = await self._train(groups)
-        mended = self.mended_since_last_report()
-        report = step_report(groups, lag, trained, None, timing=self.meter.lap(), dropped={}, mended=mended)
-        return Step(report=report, groups=groups)
+        return Step(report=self.reporter.of_step_again(groups, lag, trained), groups=groups)
 
     async def _take(self) -> list[tuple[Ticket, Group]]:
         """The groups of one step; a round of batches is taken as one."""
@@ -312,10 +257,18 @@ class Controller:
                     self._round.extend(await self._buffer.take(count))
             finally:
                 self.waits_for_batch = False
-            self.meter.wait_batch_s = self._clock() - waits_since
+            self.reporter.meter.wait_batch_s = self._clock() - waits_since
             if self._refill is not None:
                 self._refill.start_round()
         return [self._round.popleft() for _ in range(size)]
+
+    def _missing(self, count: int) -> list[Wait | None]:
+        """What keeps the next ``count`` groups from being there: rollouts, or who must bring their engines back."""
+        late = self._buffer.waiting_for(count)
+        rollouts = [self._rollout.under_way.get(self._prompts[ticket].id) for ticket in late]
+        rejoin = [self._states.get("rejoin")] if self._weights.locked() else []
+        admit = [] if late else [self._states.get("admit")]
+        return rejoin or [*rollouts, *admit]
 
     async def _push_at_end_of_round(self) -> PushReport | None:
         """Push, then release: a slot is free only when the weights trained on it serve."""
@@ -323,8 +276,8 @@ class Controller:
             return None
         if self._before_push is not None:
             waits_since = self._clock()
-            self.meter.evals_incomplete = await self._before_push()
-            self.meter.eval_block_s = self._clock() - waits_since
+            self.reporter.meter.evals_incomplete = await self._before_push()
+            self.reporter.meter.eval_block_s = self._clock() - waits_since
         pushed = await self._sync.push(self.step_number)
         log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
@@ -342,14 +295,17 @@ class Controller:
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs to go on: the cursor, and the prompts admitted before it and not trained yet."""
-        restored = [entry.prompt for entry in self._restored]
-        return {"cursor": self._source.cursor, "untrained": [*restored, *self._untrained.values()]}
+        """What a checkpoint needs to go on; see ``OpenPrompts.state``."""
+        return self._prompts.state()
 
     def restore(self, cursor: int, entries: Iterable[Entry]) -> None:
         """Go on from there: prompts that were open are admitted first, in this order. Before ``run`` only."""
-        self._source.seek(cursor)
-        self._restored.extend(entries)
+        self._prompts.restore(cursor, entries)
+
+    @property
+    def version(self) -> int:
+        """The version of the weights that the engines serve; -1 before the first push."""
+        return self._sync.version
 
     def slots(self) -> BufferStatistics:
         """How the slots are used."""
@@ -358,37 +314,3 @@ class Controller:
     def resize(self, num_slots: int) -> None:
         """Have so many slots from now on; see ``Buffer.resize``."""
         self._buffer.resize(num_slots)
-
-    def progress(self) -> Sequence[object]:
-        """Changes when a token was sampled, a slot changed or a step was done."""
-        tokens, _ = self._engine_counters()
-        return tokens, self._buffer.statistics(), self.step_number
-
-    def _missing(self, count: int) -> list[Wait | None]:
-        """What keeps the next ``count`` groups from being there: rollouts, or who must bring their engines back."""
-        late = self._buffer.waiting_for(count)
-        rollouts = [self._rollout.under_way.get(self._untrained[ticket].id) for ticket in late]
-        rejoin = [self._states.get("rejoin")] if self._weights.locked() else []
-        admit = [] if late else [self._states.get("admit")]
-        return rejoin or [*rollouts, *admit]
-
-    def _engine_counters(self) -> tuple[int, float]:
-        statistics = self._engines.statistics()
-        return statistics.tokens_generated, statistics.busy_s
-
-    def _drops_since_last_report(self) -> dict[str, int]:
-        drops = self._rollout.members_dropped - self._reported_drops
-        self._reported_drops = Counter(self._rollout.members_dropped)
-        return dict(drops)
-
-    def mended_since_last_report(self) -> Mended:
-        """What died and was made good since the last call."""
-        now = Mended(
-            streams_moved=self._rollout.num_moved,
-            streams_handed_over=self._rollout.num_handed_over,
-            engine_restarts=self._engines.seats.num_restarts,
-            trainer_restarts=int(self._trainer.statistics().get("restarts", 0)),
-            reward_retries=0 if self._judges is None else self._judges.num_retries,
-        )
-        before, self._reported_mended = self._reported_mended, now
-        return now.since(before)

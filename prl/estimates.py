@@ -68,7 +68,8 @@ def _effective_size(values_by_prompt: Sequence[Sequence[float]], means: Sequence
         return num_prompts
     if min(means) == max(means):
         return num_values
-    size = max(num_prompts, mean * (1 - mean) / _variance_of_mean(means))
+    variance = _variance_of_mean(means)  # 0 where the means differ by less than can be squared
+    size = max(num_prompts, mean * (1 - mean) / variance) if variance > 0 else num_values
     is_binary = all(value in {0.0, 1.0} for values in values_by_prompt for value in values)
     return min(size, num_values) if is_binary else size
 

@@ -22,7 +22,9 @@ from typing import Any
 
 from prl import parts, preflight
 from prl.config import Config
+from prl.deadlines import awake_timeout
 from prl.engines.pool import EnginePool
+from prl.errors import WeightSyncError
 from prl.failure import failures_to, together_as_it_was
 from prl.log import get_logger
 from prl.process import free_port
@@ -99,13 +101,19 @@ class Fleet:
             port=free_port(LOOPBACK),
             timeout_s=self._timeout_s / 2,  # who did not come, or hangs, is named before weights.timeout_s has passed
         )
-        with waiting("the weight group", limit_s=self._timeout_s):
-            await together_as_it_was(
-                "join",
-                patient={"trainer"},
-                trainer=lambda: self.trainer.connect(group),
-                engines=lambda: self.engines.connect(group),
-            )
+        try:
+            with waiting("the weight group", limit_s=self._timeout_s):
+                async with awake_timeout(self._timeout_s):
+                    await together_as_it_was(
+                        "join",
+                        patient={"trainer"},
+                        trainer=lambda: self.trainer.connect(group),
+                        engines=lambda: self.engines.connect(group),
+                    )
+        except TimeoutError:
+            late = ", ".join(self.engines.pending) or "the trainer"
+            limit = f"weights.timeout_s = {self._timeout_s:g} s"
+            raise WeightSyncError(f"engines and trainer did not meet within {limit}: {late} did not come") from None
 
     async def mend(self, version: int) -> bool:
         """After the update to ``version`` failed: take out whoever was the cause; whether to try again."""

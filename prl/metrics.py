@@ -180,7 +180,7 @@ class Meter:
         timing = Timing(
             step_s=elapsed_s,
             wait_batch_s=self.wait_batch_s,
-            engine_busy=min(1.0, (busy_s - self._busy_s) / elapsed_s),
+            engine_busy=min(1.0, max(0.0, busy_s - self._busy_s) / elapsed_s),
             tokens_generated=tokens - self._tokens,
             loop_lag_ms=1000 * self.loop_lag_s,
             eval_block_s=self.eval_block_s,

@@ -25,9 +25,12 @@ from prl import journal
 from prl.config import Config
 from prl.errors import JournalError
 from prl.ledger import Admitted, Entry, Ledger
+from prl.log import get_logger
 from prl.run_folder import Totals, read_steps
 from prl.trainer import checkpoint
 from prl.types import Prompt
+
+log = get_logger(__name__)
 
 
 class Start(msgspec.Struct, kw_only=True):
@@ -44,6 +47,17 @@ class Start(msgspec.Struct, kw_only=True):
     num_issued_again: int = 0
     """Open prompts whose tokens were given up."""
     warnings: list[str] = msgspec.field(default_factory=list)
+
+    def warn(self) -> None:
+        """Say what could not be kept."""
+        for warning in self.warnings:
+            log.warning(warning)
+        if self.num_issued_again:
+            log.warning(
+                "prompts are issued again: what was sampled of them is of a version that does not come back, or would "
+                "be older than pipeline.max_lag allows",
+                num_prompts=self.num_issued_again,
+            )
 
 
 def find_start(run_dir: Path, config: Config) -> Start:

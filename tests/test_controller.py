@@ -17,7 +17,7 @@ from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.buffer import Buffer
 from prl.config import EngineConfig
-from prl.controller import Controller, Judges, Pacing, Step
+from prl.controller import Controller, Pacing, Step
 from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
@@ -25,6 +25,7 @@ from prl.errors import EngineDeadError, PrlError, TrainerError, WeightSyncError
 from prl.failure import FirstFailure, running, together
 from prl.ledger import Entry, Ledger, Open
 from prl.refill import Refill
+from prl.reporter import Judges
 from prl.rollout import Rollout, stream_seed
 from prl.shaping import plain
 from prl.simulation import MANIFEST, CallFault

@@ -356,7 +356,7 @@ def test_a_resumed_run_asks_no_engine_for_what_it_has(tmp_path: Path) -> None:
     async def main() -> None:
         def on_stage(stage: str) -> None:
             if "again, from the journal" in stage or stage == "sending the first weights":
-                tokens[stage] = pipeline._fleet.engines.statistics().tokens_generated
+                tokens[stage] = pipeline._overview.fleet.engines.statistics().tokens_generated
 
         pipeline = prl.Pipeline(config, run_dir=tmp_path / "run", resume=True, on_stage=on_stage)
         async with pipeline:

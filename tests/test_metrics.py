@@ -160,6 +160,7 @@ def test_a_report_by_hand() -> None:
         "eval_block_s": 0.125,
         "evals_incomplete": 1,
         "streams_moved": 3,
+        "streams_handed_over": 0,
         "engine_restarts": 2,
         "trainer_restarts": 1,
         "reward_retries": 4,
@@ -187,7 +188,8 @@ def test_the_keys_of_a_line() -> None:
         ),
         *("length_mean", "gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "wait_batch_s", "pause_s"),
         *("publish_s", "eval_block_s", "evals_incomplete"),
-        *("streams_moved", "engine_restarts", "trainer_restarts", "reward_retries", "loop_lag_ms"),
+        *("streams_moved", "streams_handed_over", "engine_restarts", "trainer_restarts", "reward_retries"),
+        "loop_lag_ms",
     ]
     line = report(dropped={"timeout": 8, "engine_error": 1}).line()
     assert list(line) == [*documented, "dropped_timeout", "dropped_engine_error"]

@@ -25,8 +25,15 @@ def report(step: int, **changes: Any) -> StepReport:
     fields |= {"step": step, "version": step, "samples": 64, "tokens_generated": 6000, "tokens_trained": 5000}
     fields |= {"lag_max": 1, "lag_mean": 0.5, "versions_max": 1, "time_s": 2.0, "reward_mean": step / 10, "ess": 0.98}
     fields |= {"gen_tok_s": 3000.0, "train_tok_s": 2500.0, "trainer_busy": 0.6, "engine_busy": 0.9}
-    fields |= dict.fromkeys(("streams_moved", "engine_restarts", "trainer_restarts"), 0)
-    fields |= {"wait_batch_s": 0.5, "pause_s": 0.04, "dropped": {}, "evals_incomplete": 0}
+    fields |= dict.fromkeys(("streams_moved", "streams_handed_over", "engine_restarts", "trainer_restarts"), 0)
+    fields |= {
+        "wait_batch_s": 0.5,
+        "pause_s": 0.04,
+        "dropped": {},
+        "rewards": {},
+        "reward_retries": 0,
+        "evals_incomplete": 0,
+    }
     return msgspec.convert({**fields, **changes}, StepReport)
 
 

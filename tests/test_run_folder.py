@@ -22,9 +22,9 @@ def report(step: int = 1, **changes: Any) -> StepReport:
     numbers = {
         field.name: 0 if field.type is int else 0.0
         for field in msgspec.structs.fields(StepReport)
-        if field.name != "dropped"
+        if field.name not in {"dropped", "rewards"}
     }
-    return StepReport(**{**numbers, "step": step, "version": step, "dropped": {}, **changes})
+    return StepReport(**{**numbers, "step": step, "version": step, "dropped": {}, "rewards": {}, **changes})
 
 
 def lines(path: Path) -> list[Any]:

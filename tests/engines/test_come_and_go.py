@@ -125,7 +125,7 @@ def test_what_it_sampled_is_all_kept(tmp_path: Path, scripts: Scripts) -> None:
         await pipeline.remove_engine("engine-0")
         await until(lambda: state_of(pipeline, "engine-0") == "gone")
         await until(lambda: pipeline.step_number >= 4)
-        await pipeline._journal.flush()
+        await pipeline._record.journal.flush()
         ledger = journal.read(tmp_path / "run" / "journal", resume_from=0).ledger
         entries = [entry for batch in ledger.batches.values() for entry in batch] + list(ledger.open.values())
         kept = sum(len(member.token_ids) for entry in entries for member in entry.members.values())
@@ -164,8 +164,8 @@ def test_names_are_new_and_places_are_used_again(tmp_path: Path, scripts: Script
         await pipeline.remove_engine("engine-0")
         await until(lambda: state_of(pipeline, "engine-0") == "gone")
         assert [await pipeline.add_engine() for _ in range(2)] == ["engine-2", "engine-3"]
-        assert pipeline._fleet is not None
-        assert [seat.place for seat in pipeline._fleet.engines.seats.all] == [1, 0, 2]
+        assert pipeline._overview.fleet is not None
+        assert [seat.place for seat in pipeline._overview.fleet.engines.seats.all] == [1, 0, 2]
         await until(lambda: {engine.state for engine in pipeline.engines()} == {"serving"})
 
     assert_exact(tmp_path / "run", run(tmp_path / "run", config_of(1), replace))
