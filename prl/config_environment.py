@@ -20,7 +20,7 @@ class EnvironmentConfig(Table, frozen=True, kw_only=True):
     """
 
     name: str = SINGLE_TURN
-    """``single_turn``, ``guess``, ``calculator``, an entry point in group ``prl.environments``, or
+    """``single_turn``, ``guess``, ``calculator``, ``python``, an entry point in group ``prl.environments``, or
     ``package.module:name``."""
     max_turns: Positive = 16
     """Times that an episode may ask the model; asking again ends it."""

@@ -38,6 +38,7 @@ REGISTRY = Registry(
         SINGLE_TURN: "prl.environments.single_turn:single_turn",
         "guess": "prl.environments.guess:guess",
         "calculator": "prl.environments.calculator:calculator",
+        "python": "prl.environments.python_tool:Python",
     },
 )
 

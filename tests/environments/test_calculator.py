@@ -6,7 +6,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl.environments.calculator import calculate, value_of
@@ -22,6 +22,7 @@ EXPRESSIONS = st.recursive(
 )
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(EXPRESSIONS)
 def test_integers_are_worked_out_as_python_does(expression: str) -> None:
     """Precedence, associativity and signs are Python's; so is a division by 0 an error."""

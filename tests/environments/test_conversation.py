@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prl.batch import make_samples
@@ -126,6 +126,7 @@ def test_a_chat_goes_on_behind_the_stop_token(tokenizer: Tokenizer) -> None:
         assert (second.sample, tokenizer.decode_all(second.context)) == (0, context)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.text("ab", max_size=3), st.text("ab", min_size=1)), max_size=12))
 def test_every_sampled_token_is_in_one_sample_behind_its_own_ids(script: list[tuple[int, str, str]]) -> None:
     """Whatever an agent asks behind whatever it asked before, what is trained are the sampled tokens."""
