@@ -100,9 +100,9 @@ TASKS = (
     Task(
         name="long-tail",
         config="benchmarks/long_tail.toml",
-        accuracy=0.8,
-        num_steps=24,
-        num_quick_steps=18,
+        accuracy=0.9,
+        num_steps=40,
+        num_quick_steps=30,
         every=3,
         trl=Trl(processes=2, threads=1, microbatch=16),
         trl_learning_rate=2e-4,
@@ -132,7 +132,12 @@ def run_prl(task: Task, seed: int, folder: Path, learning_rate: float) -> dict[s
     """One training by prl: seconds at the end of each step, and what else was measured."""
     run = folder / "run"
     command = [sys.executable, "-m", "prl", "run", str(HERE.parent / task.config), "--plain", "--run-dir", str(run)]
-    own = ["eval.num_samples=0", f"run.checkpoint_every={task.every}", *task.prl]
+    own = [
+        "eval.num_samples=0",
+        f"run.checkpoint_every={task.every}",
+        f"run.keep_checkpoints={task.num_steps}",
+        *task.prl,
+    ]
     for setting in [*task.settings(seed, learning_rate), *own]:
         command += ["--set", setting]
     measured = _watched(command, folder / "prl.log", {})

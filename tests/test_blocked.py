@@ -44,9 +44,12 @@ async def blocks(completion: prl.Completion, prompt: prl.Prompt) -> float:
 def on(
     loop: Callable[[], asyncio.AbstractEventLoop], main: Callable[..., Coroutine[Any, Any, None]], *given: Any
 ) -> None:
-    """Run ``main`` on such a loop."""
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(main(*given))
+    """Run ``main`` on such a loop, which other tests never see: a runner would leave them without one."""
+    own = loop()
+    try:
+        own.run_until_complete(main(*given))
+    finally:
+        own.close()
 
 
 def monitor_in(folder: Path, **changes: Any) -> LoopMonitor:

@@ -31,6 +31,7 @@ def test_no_deadline_moves_with_the_clock_on_the_wall() -> None:
     assert {path: calls for path, calls in found.items() if calls} == {
         "log.py": ["datetime.now"],
         "watchdog.py": ["datetime.now"],  # the name of a file
+        "gateway/replies.py": ["time.time"],  # a field of the protocol
         "blocked.py": ["time.time"],  # since when, for another process
         "asking.py": ["datetime.now"] * 2,  # how long ago another process wrote a line: there is no other common clock
     }
