@@ -87,7 +87,7 @@ async def test_core_that_does_not_move_is_killed(model_dir: Path, tmp_path: Path
 
 
 def is_under_way(log: Path) -> bool:
-    """Whether the core says in its log that it starts: its first line, or a later one where lines of its kind are off."""
+    """Whether the core says in its log that it starts: by its first line, or a later one where that kind is off."""
     said = log.read_bytes() if log.exists() else b""
     return b"Initializing a V1 LLM engine" in said or b"NUMA binding" in said
 
