@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import secrets
 import socket
@@ -108,10 +109,10 @@ class ControlServer:
             self._socket = None
 
     async def _listen(self, listener: socket.socket) -> None:
-        from prl.control.answers import runner_of  # noqa: PLC0415 -- aiohttp: a fifth of a second, for a run alone
-
+        # aiohttp takes a fifth of a second to import, or a whole one: for a run alone, and not on the event loop
+        answers = await asyncio.to_thread(importlib.import_module, "prl.control.answers")
         host, port = listener.getsockname()[:2]
-        self._runner = runner_of(self._routes, self._guard(), close_timeout_s=CLOSE_TIMEOUT_S)
+        self._runner = answers.runner_of(self._routes, self._guard(), close_timeout_s=CLOSE_TIMEOUT_S)
         await self._runner.setup()
         handler = self._runner.server
         assert handler is not None, "set up"
