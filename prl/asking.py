@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -21,13 +22,16 @@ import msgspec
 
 from prl import blocked
 from prl.chain import Waiting, duration, lines
+from prl.check_control import CONTROL_TOKEN
 from prl.control import address
+from prl.control.address import GoneError
 from prl.errors import ConfigError
 from prl.run_folder import Summary
 from prl.watchdog import FOLDER, Why
 
 ANSWER_TIMEOUT_S = 5.0
 STACKS_TIMEOUT_S = 15.0
+_UNANSWERED = (OSError, http.client.HTTPException, msgspec.MsgspecError)
 _TAIL_BYTES = 1 << 16
 
 
@@ -56,7 +60,7 @@ def ask(run_dir: Path, *, stacks: bool = False) -> Told:
     """Ask the run in ``run_dir``, or look what is left of it.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there is no run, or it is not to be asked from here.
     """
     if not (run_dir / "config.toml").exists():
         raise ConfigError(
@@ -64,15 +68,22 @@ def ask(run_dir: Path, *, stacks: bool = False) -> Told:
         )
     try:
         where = address.read(run_dir)
+    except GoneError:
+        return _left_behind(run_dir, was_killed=True)
     except ConfigError:
-        return _left_behind(run_dir, was_killed=(run_dir / address.CONTROL_FILE).exists())
+        if (run_dir / address.CONTROL_FILE).exists():
+            raise
+        return _left_behind(run_dir, was_killed=False)
     try:
         waits = msgspec.json.decode(_get(where, "/why", ANSWER_TIMEOUT_S), type=Why)
         told = Told(state="running", chain=waits.chain, waits=waits)
-        if stacks:
-            told.stacks = msgspec.json.decode(_get(where, "/stacks", STACKS_TIMEOUT_S, "POST"))["stacks"]
-    except (OSError, msgspec.MsgspecError) as error:
+    except _UNANSWERED as error:
         told = _does_not_answer(run_dir, where, error)
+    if stacks and told.waits is not None:
+        try:
+            told.stacks = msgspec.json.decode(_get(where, "/stacks", STACKS_TIMEOUT_S, "POST"))["stacks"]
+        except _UNANSWERED as error:
+            told.error = f"the stacks were asked for and not told: {error}"
     return _with_history(run_dir, told)
 
 
@@ -98,7 +109,7 @@ def _of_loops(loops: list[Waiting]) -> list[str]:
 
 
 def _get(where: address.ControlAddress, path: str, timeout_s: float, method: str = "GET") -> bytes:
-    token = where.token or os.environ.get("PRL_CONTROL_TOKEN", "")
+    token = where.token or os.environ.get(CONTROL_TOKEN, "")
     request = urllib.request.Request(  # noqa: S310 - the address is the run's own
         where.url + path, method=method, headers={"Authorization": f"Bearer {token}"}
     )

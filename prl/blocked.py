@@ -33,6 +33,8 @@ from prl.errors import StallError
 FILE = "blocked.json"
 FILE_AFTER_S = 1.0
 _LOOK_S = 0.05
+_END_S = 5.0
+"""Longest wait for the thread, which may be writing to a disk that hangs."""
 _LATE_S = 0.1
 """A heartbeat that is later than this is looked into."""
 _SIGNAL = signal.SIGUSR1
@@ -89,7 +91,7 @@ class LoopMonitor:
     def __exit__(self, *_: object) -> None:
         """End."""
         self._left.set()
-        self._thread.join()
+        self._thread.join(_END_S)
         if self._may_interrupt:
             signal.signal(_SIGNAL, signal.SIG_DFL)
         self._remove()
@@ -130,8 +132,11 @@ class LoopMonitor:
         self._write(Blocked(pid=os.getpid(), since=time.time() - late_s, seconds=round(late_s, 1), where=where))
         if late_s > self._stall_s and self._seen and not self._is_told:
             self._is_told = True
-            self._verdict = self._on_stall(where, late_s)
-            if self._verdict is not None and self._may_interrupt:
+            beat_at, verdict = self._beat_at, self._on_stall(where, late_s)
+            if self._beat_at != beat_at:  # it went on by itself meanwhile
+                return
+            self._verdict = verdict
+            if verdict is not None and self._may_interrupt:
                 signal.pthread_kill(self._loop_thread, _SIGNAL)
 
     def _interrupt(self, _: int, __: FrameType | None) -> None:

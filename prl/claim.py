@@ -28,7 +28,9 @@ class Claim:
 
     def __init__(self, path: Path, descriptor: int | None) -> None:
         self.path = path
-        self._let_go = None if descriptor is None else weakref.finalize(self, _let_go, path, descriptor)
+        self._let_go = None
+        if descriptor is not None:  # absolute: the process may change its folder meanwhile
+            self._let_go = weakref.finalize(self, _let_go, path.absolute(), descriptor, is_named=path.parent == RUNS)
 
     def release(self) -> None:
         """Let others have it. Idempotent."""
@@ -110,12 +112,17 @@ def _locked(path: Path) -> Claim:
         except OSError:  # a file system without locks: two runs in one folder are the user's to avoid there
             os.close(descriptor)
             return Claim(path, None)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), (path / LOCK).stat()):
-                os.ftruncate(descriptor, 0)
-                os.write(descriptor, f"{os.getpid()}\n".encode())
-                return Claim(path, descriptor)
-        os.close(descriptor)  # its owner took it away in this moment
+        mine = Claim(path, descriptor)
+        if not _is_there(path, descriptor):
+            mine.release()  # its owner took it away in this moment
+            continue
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            mine.release()
+            raise ConfigError(f"nothing can be written to {path}: {error.strerror}; name another --run-dir") from error
+        return mine
 
 
 def _opened(path: Path) -> int:
@@ -131,16 +138,25 @@ def _opened(path: Path) -> int:
             raise ConfigError(f"nothing can be written to {path}: {error.strerror}; name another --run-dir") from error
 
 
-def _let_go(path: Path, descriptor: int) -> None:
-    """Close the lock; a folder in which there is nothing else goes with it."""
+def _let_go(path: Path, descriptor: int, *, is_named: bool) -> None:
+    """Close the lock; a folder in which there is nothing else goes with it, and an empty ``runs`` above it."""
     with suppress(OSError):
-        if [entry.name for entry in path.iterdir()] == [LOCK]:
+        if _is_there(path, descriptor) and [entry.name for entry in path.iterdir()] == [LOCK]:
             (path / LOCK).unlink()
             path.rmdir()
-            if path.parent == RUNS:
+            if is_named:
                 path.parent.rmdir()
     os.close(descriptor)
 
 
+def _is_there(path: Path, descriptor: int) -> bool:
+    """Whether the lock that is held is the one in the folder."""
+    with suppress(OSError):
+        return os.path.samestat(os.fstat(descriptor), (path / LOCK).stat())
+    return False
+
+
 def _owner(path: Path) -> str:
-    return (path / LOCK).read_text(errors="replace").strip() or "unknown"
+    with suppress(OSError):  # it may have ended in this moment
+        return (path / LOCK).read_text(errors="replace").strip() or "unknown"
+    return "unknown"

@@ -19,69 +19,80 @@ SLEPT_S = 1.0
 """A timer that fires so much later than it was due was slept over."""
 
 
+class _Limit:
+    """A limit of a wait: what is left of it, and the timer that ends it."""
+
+    def __init__(self, wait: asyncio.Timeout, limit_s: float) -> None:
+        self.wait, self._limit_s = wait, limit_s
+        self._left_s = limit_s
+        self._timer: asyncio.TimerHandle | None = None
+
+    def run(self) -> None:
+        """Time passes."""
+        if self._timer is None and not self._has_passed:
+            loop = asyncio.get_running_loop()
+            due = loop.time() + self._left_s
+            self._timer = loop.call_at(due, self._pass, due)
+
+    def stand(self) -> None:
+        """No time passes."""
+        if self._timer is not None:
+            self._left_s = self._timer.when() - asyncio.get_running_loop().time()
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def _has_passed(self) -> bool:
+        return self.wait.when() is not None
+
+    def _pass(self, due: float) -> None:
+        self._timer = None
+        if asyncio.get_running_loop().time() - due > SLEPT_S:
+            self._left_s = self._limit_s
+            self.run()
+        else:
+            self.wait.reschedule(due)
+
+
 @asynccontextmanager
 async def awake_timeout(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
     """Bound the body as ``asyncio.timeout`` does; a limit that this process slept over begins anew."""
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(None) as wait:
-        timers: list[asyncio.TimerHandle] = []
-
-        def set_timer() -> None:
-            due = loop.time() + limit_s
-            timers[:] = [loop.call_at(due, pass_by, due)]
-
-        def pass_by(due: float) -> None:
-            if loop.time() - due > SLEPT_S:
-                set_timer()
-            else:
-                wait.reschedule(due)
-
-        set_timer()
-        try:
-            yield wait
-        finally:
-            timers[0].cancel()
+    async with Deadlines().timeout(limit_s) as wait:
+        yield wait
 
 
 class Deadlines:
     """The deadlines of many waits, of one event loop."""
 
     def __init__(self) -> None:
-        self._left_s: dict[asyncio.Timeout, float] = {}
-        """Seconds left to each wait: since the hold began or, while there is none, when it began last."""
+        self._limits: set[_Limit] = set()
         self._holders: set[object] = set()
 
     @asynccontextmanager
     async def timeout(self, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
-        """Bound the body as ``asyncio.timeout`` does, holds not counted."""
-        async with asyncio.timeout(None if self._holders else limit_s) as wait:
-            self._left_s[wait] = limit_s
+        """Bound the body as ``asyncio.timeout`` does, holds and sleep not counted."""
+        async with asyncio.timeout(None) as wait:
+            limit = _Limit(wait, limit_s)
+            self._limits.add(limit)
+            if not self._holders:
+                limit.run()
             try:
                 yield wait
             finally:
-                del self._left_s[wait]
+                self._limits.remove(limit)
+                limit.stand()
 
     def hold(self, holder: object) -> None:
         """From now on no time passes, until everybody who holds them has let them go on."""
-        if self._holders:
-            self._holders.add(holder)
-            return
         self._holders.add(holder)
-        now = asyncio.get_running_loop().time()
-        for wait in self._left_s:
-            until = wait.when()
-            if until is not None and not wait.expired():
-                self._left_s[wait] = until - now
-                wait.reschedule(None)
+        for limit in self._limits:
+            limit.stand()
 
     def go_on(self, holder: object) -> None:
         """This one holds them no more."""
         if holder not in self._holders:
             return
         self._holders.remove(holder)
-        if self._holders:
-            return
-        now = asyncio.get_running_loop().time()
-        for wait, left_s in self._left_s.items():
-            if not wait.expired():
-                wait.reschedule(now + left_s)
+        if not self._holders:
+            for limit in self._limits:
+                limit.run()

@@ -26,8 +26,13 @@ _SECRET = re.compile(
 
 
 def is_secret(key: str) -> bool:
-    """Whether an option of this name holds a secret."""
-    return key.lower() == "headers" or _SECRET.search(key) is not None
+    """Whether an option of this name holds a secret; ``api_key_env`` holds the name of a variable that does."""
+    return key.lower() == "headers" or (not is_reference(key) and _SECRET.search(key) is not None)
+
+
+def is_reference(key: str) -> bool:
+    """Whether an option of this name names the environment variable that has the secret."""
+    return key.lower().endswith("_env")
 
 
 def without_secrets(tree: Any, *, within: bool = False) -> Any:
@@ -76,7 +81,10 @@ def cleared(text: str, secrets: set[str]) -> str:
 def _secrets(tree: Any, environment: Mapping[str, str], *, within: bool) -> Iterator[str]:
     if isinstance(tree, Mapping):
         for key, value in tree.items():
-            yield from _secrets(value, environment, within=within or is_secret(str(key)))
+            if is_reference(str(key)) and isinstance(value, str):
+                yield environment.get(value, "")
+            else:
+                yield from _secrets(value, environment, within=within or is_secret(str(key)))
     elif isinstance(tree, (list, tuple)):
         for value in tree:
             yield from _secrets(value, environment, within=within)

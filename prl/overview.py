@@ -75,7 +75,7 @@ class Overview:
 
     async def dump_stacks(self) -> str:
         """Write that, and the stacks of every process of the run, to a file in ``stalls/``; says where."""
-        return await asyncio.to_thread(self._watchdog.dump, "asked for", asyncio.get_running_loop().time())
+        return await self._watchdog.dumped("asked for")
 
     def engines(self) -> list[EngineStatus]:
         """Each engine; none before they are started."""

@@ -100,7 +100,6 @@ class Pipeline:
         )
         self._stack = AsyncExitStack()
         self._loops = AsyncExitStack()
-        self._control = ControlServer(config.control, self.run_dir, routes_of(self))
         self._wired: Wired | None = None
         self._run_is_open = self._trains = False
 
@@ -146,12 +145,13 @@ class Pipeline:
         if self._resume:
             changed = await asyncio.to_thread(check_changes, self.run_dir, self.config, accept=self._accept_changes)
         self._overview.begins("reading tokenizer and data")
-        self._control.bind()
-        self._stack.push_async_callback(self._control.close)
+        control = ControlServer(self.config.control, self.run_dir, routes_of(self))
+        control.bind()
+        self._stack.push_async_callback(control.close)
         start = await self._assembly.read(resume=self._resume, accept_changes=self._accept_changes)
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
-        await self._control.open()
+        await control.open()
         for warning in (*self._assembly.source.statistics().warnings, *changed):
             log.warning(warning)
         start.warn()
@@ -314,17 +314,14 @@ class Pipeline:
 
     async def _leave(self, error: BaseException | None) -> None:
         """End the loops and every process, whatever happened, and say how the run ended."""
-        self._overview.begins("ending the processes")
         if error is not None and self._run_is_open:
             log.info("failed", exc_info=error)  # for the file; whoever called shows the exception
-        try:
-            await self._loops.aclose()
-        finally:
-            try:
-                await self._stack.aclose()
-            finally:
-                self._summarise(error)
-                self._claim.release()
+        async with AsyncExitStack() as ending:  # each of these is done, also where one before it fails
+            ending.callback(self._claim.release)
+            ending.callback(self._summarise, error)
+            ending.push_async_callback(self._stack.aclose)
+            ending.push_async_callback(self._loops.aclose)
+            self._overview.begins("ending the processes")
 
     def _summarise(self, error: BaseException | None) -> None:
         status = "failed" if error is not None else "done" if self._done() else "stopped"

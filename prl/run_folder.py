@@ -153,6 +153,7 @@ class RunFolder:
         """Make the folder, write the configuration, and cut the lines of steps after ``first_step``."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
+        (self.path / "summary.json").unlink(missing_ok=True)  # of an earlier part: this one has not ended
         for name in ("metrics.jsonl", "samples.jsonl", EVALUATIONS):
             _keep_steps(self.path / name, first_step)
 

@@ -84,6 +84,7 @@ class Watchdog:
         self._look_at = 0.0
         self._acted_on: object = None
         self._warned_of: str | None = None
+        self._beat: Callable[[], object] = lambda: None
 
     async def run(self) -> None:
         """Keep time until cancelled. Raises StallError."""
@@ -91,6 +92,7 @@ class Watchdog:
         self._loop, clock = loop, loop.time
         progress, self._moved_at = self._progress(), clock()
         monitor = LoopMonitor(PULSE_S, self._run_dir, stall_s=self._stall_timeout_s, on_stall=self._blocked)
+        self._beat = monitor.beat
         with monitor:
             while True:
                 asleep_at = clock()
@@ -124,7 +126,9 @@ class Watchdog:
                 await self._warn(waiting)
             return
         what = f"nothing moved for {min(quiet, now - self._moved_at):.0f} s (run.stall_timeout_s): {chain(waiting)}"
-        where = await asyncio.to_thread(self.dump, what, now)
+        where = await self.dumped(what)
+        if self._progress() != progress:
+            return  # it moved while the stacks were written
         acted = None if self._acted_on == progress else self._act(waiting)
         if acted is None:
             raise StallError(f"{what}; {where}")
@@ -136,23 +140,39 @@ class Watchdog:
         if self._warned_of != waiting.who:
             self._warned_of = waiting.who
             what = f"it takes long: {chain(waiting)}"
-            where = await asyncio.to_thread(self.dump, what, self._loop.time())
+            where = await self.dumped(what)
             log.warning("the run waits, without a deadline", why=what, stacks=where)
 
     def _blocked(self, where: str, seconds: float) -> StallError | None:
         """In the monitor's thread: the loop has been in one place for too long."""
         what = f"the event loop was blocked for {seconds:.0f} s (run.stall_timeout_s) in {where}"
-        file = self.dump(what, self._loop.time())
+        try:
+            tree = self._tree(self._loop.time())
+        except (RuntimeError, LookupError):  # the loop went on in the midst of it
+            tree = ["who waits for whom could not be read"]
+        file = self._dump(what, tree, self._loop)
         return None if self._waits.is_idle else StallError(f"{what}; {file}")
 
-    def dump(self, what: str, now: float) -> str:
-        """Write who waits for whom and the stacks of every process; says where. Blocking, from any thread."""
+    async def dumped(self, what: str) -> str:
+        """Write who waits for whom, as it is now, and the stacks of every process; says where. The heart beats on."""
+        loop = asyncio.get_running_loop()
+        writing = loop.run_in_executor(None, self._dump, what, self._tree(loop.time()), loop)
+        while not writing.done():
+            await asyncio.wait([writing], timeout=PULSE_S)
+            self._beat()
+        return writing.result()
+
+    def _tree(self, now: float) -> list[str]:
+        """Who waits for whom. On the loop: what is read there changes with it."""
+        tree = ["the run", *lines(self._waits.run_at(now), "  "), "", "beside it"]
+        return tree + [line for each in self._waits.loops_at(now) for line in lines(each, "  ")]
+
+    def _dump(self, what: str, tree: list[str], loop: asyncio.AbstractEventLoop) -> str:
+        """Blocking, from any thread."""
         at = datetime.now(UTC)
         path = self._run_dir / FOLDER / f"{at:%Y%m%dT%H%M%S_%f}.txt"
-        tree = ["the run", *lines(self._waits.run_at(now), "  "), "", "beside it"]
-        tree += [line for each in self._waits.loops_at(now) for line in lines(each, "  ")]
         children = stacks.processes()
-        told = [f"{at:%Y-%m-%d %H:%M:%S} UTC", what, "", *tree, "", "the controller", stacks.own_stacks(self._loop)]
+        told = [f"{at:%Y-%m-%d %H:%M:%S} UTC", what, "", *tree, "", "the controller", stacks.own_stacks(loop)]
         for child in children:
             told += ["", f"process {child.pid}, {child.state}: {child.name}", child.stacks]
         try:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+import prl
 from prl.claim import choose, claim
 from prl.errors import ConfigError
 from prl.run_folder import RunFolder
+from tests.test_pipeline import simulated
 
 
 @pytest.fixture
@@ -148,6 +150,33 @@ def test_a_claim_ends_with_whoever_holds_it(here: Path) -> None:
     del held
     gc.collect()
     assert list(here.iterdir()) == []
+
+
+def test_a_pipeline_that_was_never_entered_keeps_nobody_out(here: Path) -> None:
+    """It lets go of its folder with its last reference, not when garbage is collected."""
+    gc.disable()
+    try:
+        for _ in range(2):
+            made = prl.Pipeline(simulated(), run_dir=here / "run")
+            del made
+    finally:
+        gc.enable()
+    assert list(here.iterdir()) == []
+
+
+def test_an_owner_that_changed_its_folder_takes_no_lock_of_others_away(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is let go of is what was taken, wherever the process is by then, and only while it is the same file."""
+    held = claim("math", Path("mine"), resume=False)
+    elsewhere = here / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    other = claim("math", Path("mine"), resume=False)
+    held.release()
+    assert (elsewhere / "mine" / "lock").exists()
+    assert not (here / "mine").exists()
+    other.release()
 
 
 def test_a_folder_that_takes_nothing_is_said(here: Path) -> None:

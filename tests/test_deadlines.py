@@ -41,6 +41,16 @@ async def test_a_hold_is_not_counted() -> None:
     assert await waits(deadlines, 1.0) == 1.0
 
 
+@in_virtual_time
+async def test_deadlines_that_were_slept_over_begin_anew() -> None:
+    """Those that can be held, too: a controller that was stopped drops no rollout for it, unless it hangs on."""
+    deadlines = Deadlines()
+    asyncio.get_running_loop().call_later(2.0, sleep_over, 30.0)
+    assert await waits(deadlines, 5.0) == pytest.approx(37.0)
+    asyncio.get_running_loop().call_later(2.0, sleep_over, 2.0)
+    assert await waits(deadlines, 5.0) == pytest.approx(5.0)
+
+
 def sleep_over(seconds: float) -> None:
     """What the clock shows after this process was stopped for so long."""
     asyncio.get_running_loop()._clock.now += seconds  # type: ignore[attr-defined]

@@ -10,114 +10,31 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty, Queue
 
-import psutil
 import pytest
 
-ROOT = Path(__file__).parent.parent
-START_S = 150
-END_S = 15
-SHORT = ["engine.count=1", "eval.num_samples=0", "pipeline.groups_per_step=4", "run.num_steps=100000"]
+from tests.faults.job import Job as DefaultJob
+
+SHORT = ("engine.count=1", "eval.num_samples=0", "pipeline.groups_per_step=4", "run.num_steps=100000")
 
 
-class Job:
-    """``prl run`` as a child, its lines as they come, and every process it ever had."""
+class Job(DefaultJob):
+    """The default job, shortened; each further setting is as after ``--set``."""
 
     def __init__(self, folder: Path, *settings: str, resume: bool = False) -> None:
-        command = [sys.executable, "-m", "prl", "run", str(ROOT / "configs/math.toml"), "--plain"]
-        command += ["--run-dir", str(folder / "run")]
-        command += ["--resume"] if resume else []
-        for setting in (*SHORT, *settings):
-            command += ["--set", setting]
-        self.run_dir = folder / "run"
-        self.process = subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        self.output: list[str] = []
-        self._lines: Queue[str] = Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self._known: dict[int, psutil.Process] = {}
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output.append(line)
-            self._lines.put(line)
-
-    def wait_for(self, text: str, seconds: float = START_S) -> None:
-        """Wait for a line that holds ``text``."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and self._reader.is_alive():
-            try:
-                if text in self._lines.get(timeout=0.2):
-                    return
-            except Empty:
-                self.descendants()
-        pytest.fail(f"no line with {text!r}:\n{''.join(self.output)}")
-
-    def wait_for_step(self, step: int, seconds: float = START_S) -> None:
-        """Wait until so many steps are in the metrics."""
-        deadline, path = time.monotonic() + seconds, self.run_dir / "metrics.jsonl"
-        while not path.exists() or path.read_bytes().count(b"\n") < step:
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                pytest.fail(f"step {step} was not reached:\n{''.join(self.output)}")
-            self.descendants()
-            time.sleep(0.1)
-
-    def descendants(self) -> list[psutil.Process]:
-        """The processes below this one now; remembered, to see later that each has ended."""
-        try:
-            found = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        self._known.update({process.pid: process for process in found})
-        return found
-
-    def find(self, words: str) -> psutil.Process:
-        """The process below this one whose name or command line holds ``words``."""
-        for process in self.descendants():
-            try:
-                if words in process.name() or words in " ".join(process.cmdline()):
-                    return process
-            except psutil.NoSuchProcess:
-                continue
-        return pytest.fail(f"no process {words!r} among {self.descendants()}")
-
-    def end(self) -> int:
-        """Wait for the exit code; 15 seconds are allowed, for it and for every process it had."""
-        deadline = time.monotonic() + END_S
-        code = self.process.wait(timeout=END_S)
-        _, alive = psutil.wait_procs(list(self._known.values()), timeout=max(0.1, deadline - time.monotonic()))
-        assert not alive, f"processes left behind: {alive}"
-        self._reader.join(timeout=5)
-        return code
-
-    @property
-    def said(self) -> str:
-        """Everything it printed."""
-        return "".join(self.output)
+        super().__init__(folder, dict(each.split("=", 1) for each in (*SHORT, *settings)), resume=resume)
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[list[Job]]:
+def started() -> Iterator[list[Job]]:
     """Jobs to clean up, whatever the test does."""
     jobs: list[Job] = []
     yield jobs
-    for job in jobs:
-        for process in [*job.descendants(), *job._known.values()]:
-            if process.is_running():
-                process.kill()
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait(timeout=10)
-        assert job.process.stdout is not None
-        job.process.stdout.close()
+    for each in jobs:
+        each.clean_up()
 
 
 @pytest.mark.timeout(240)

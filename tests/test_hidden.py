@@ -56,6 +56,13 @@ def test_secrets_are_hidden_wherever_they_stand() -> None:
     assert secrets_of(tree, {"JUDGE": "c"}) == {"a", "b", "c"}
 
 
+def test_the_name_of_a_variable_is_no_secret_and_what_it_holds_is() -> None:
+    """``api_key_env`` is written down as it is, so that the run can be resumed; messages are cleared of the key."""
+    tree = {"api_key_env": "JUDGE_KEY"}
+    assert without_secrets(tree) == tree
+    assert secrets_of(tree, {"JUDGE_KEY": "sk-1"}) == {"sk-1"}
+
+
 def test_references_are_read_from_the_environment() -> None:
     """Any string may be one; a variable that is not set, and a value that was hidden, name the option."""
     tree = {"headers": {"Authorization": "env:JUDGE"}, "texts": ["env:JUDGE", "x", 1]}

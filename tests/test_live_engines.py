@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.test_faults import ROOT, START_S, Job, started
+from tests.faults.job import ROOT, START_S
+from tests.test_faults import Job, started
 
 __all__ = ["started"]
 

@@ -22,6 +22,10 @@ from prl.errors import ConfigError
 CONTROL_FILE = "control.json"
 
 
+class GoneError(ConfigError):
+    """The run that left its address here was killed."""
+
+
 class ControlAddress(msgspec.Struct, frozen=True, kw_only=True):
     """What stands in the file."""
 
@@ -62,7 +66,8 @@ def read(run_dir: Path) -> ControlAddress:
     """Where the run in ``run_dir`` listens.
 
     Raises:
-        ConfigError: there is no such folder, no run goes on in it, or the file cannot be read.
+        ConfigError: there is no such folder, no run goes on in it, or the file cannot be read. A GoneError where the
+            run ended without a word.
     """
     path = run_dir / CONTROL_FILE
     if not run_dir.is_dir():
@@ -77,7 +82,7 @@ def read(run_dir: Path) -> ControlAddress:
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is damaged ({error}): delete it, and start the run again with --resume") from error
     if address.host == socket.gethostname() and not _is_alive(address.pid):
-        raise ConfigError(
+        raise GoneError(
             f"no run goes on in {run_dir}: its process {address.pid} has ended without a word ({path} is still there);"
             f" go on with prl run CONFIG --resume --run-dir {run_dir}"
         )

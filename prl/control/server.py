@@ -51,6 +51,7 @@ class ControlServer:
         self._server: asyncio.Server | None = None
         self._runner: web.AppRunner | None = None
         self.address: control_file.ControlAddress | None = None
+        self._writing: asyncio.Future[None] | None = None
         """Where it listens; None while it does not."""
 
     def bind(self) -> None:
@@ -93,6 +94,9 @@ class ControlServer:
 
     async def close(self) -> None:
         """Listen no more, in bounded time. Idempotent."""
+        if self._writing is not None:  # a start that was cut off here has a thread that may write yet
+            await asyncio.wait([self._writing], timeout=CLOSE_TIMEOUT_S)
+            self._writing = None
         if self.address is not None:
             await asyncio.to_thread(control_file.remove, self._run_dir, self.address)
             self.address = None
@@ -124,8 +128,9 @@ class ControlServer:
         shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- looked for
         url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
         address = control_file.of_this_process(url, None if self._token_is_given else self._token)
-        await asyncio.to_thread(control_file.write, self._run_dir, address)
         self.address = address
+        self._writing = asyncio.get_running_loop().run_in_executor(None, control_file.write, self._run_dir, address)
+        await asyncio.shield(self._writing)
         log.info("the run can be asked and steered", address=url)
 
     def _guard(self) -> Guard:

@@ -10,6 +10,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from typing import Any
 
 from prl.data.rows import Fields
@@ -17,6 +19,7 @@ from prl.errors import ConfigError, MissingExtraError
 from prl.plugins import nearest
 
 FIELD = "reasoning_gym"
+_EVAL = re.compile(r"(?<![\w.])eval\(")
 _NOT_A_TASK = "composite"
 """The library's own mixture; ``data.sources`` mixes."""
 
@@ -70,6 +73,11 @@ def make_task(task: str, options: dict[str, Any], *, seed: int, size: int) -> An
     if task not in tasks:
         hint = nearest(task, tasks) or f"; there are {len(tasks)}: {', '.join(tasks)}"
         raise ConfigError(f"data.task = {task!r} is no task of reasoning-gym{hint}")
+    if _EVAL.search(inspect.getsource(DATASETS[task][0].score_answer)):
+        raise ConfigError(
+            f"data.task = {task!r}: reasoning-gym judges it by running the answer as Python, whatever it says; take"
+            " another task"
+        )
     known = [name for name in DATASETS[task][1].__dataclass_fields__ if name not in ("seed", "size")]
     for option in options:
         if option not in known:

@@ -20,17 +20,14 @@ is held out.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
 from prl.arithmetic import Problem, problem
-from prl.models import BUILTIN_MODELS
-from prl.models.make_tiny_math import as_tensors, encode_lesson, make_model, make_tokenizer, save, warm_up
+from prl.models.make_tiny_math import as_tensors, encode_lesson, make
 
 LEVEL = 6
 NUM_STEPS = 1500
@@ -80,19 +77,5 @@ def _length(encoded: tuple[list[int], int]) -> int:
     return len(encoded[0])
 
 
-def main() -> None:
-    """Make the tokenizer and the model, teach it, and save both in one folder."""
-    parser = argparse.ArgumentParser(description="Make the small model with the long-tailed answers.")
-    parser.add_argument("--out", type=Path, default=BUILTIN_MODELS["tiny-counting"], help="folder to write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-steps", type=int, default=NUM_STEPS)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer, arguments.seed)
-    warm_up(model, batches(tokenizer, arguments.seed), arguments.num_steps)
-    save(model, tokenizer, arguments.out)
-
-
 if __name__ == "__main__":
-    main()
+    make("tiny-counting", "Make the small model with the long-tailed answers.", NUM_STEPS, batches)

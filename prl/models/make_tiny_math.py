@@ -21,7 +21,7 @@ import argparse
 import ast
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -31,6 +31,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 from prl.arithmetic import Problem, problem
 from prl.models import BUILTIN_MODELS
 
+Taught = tuple[torch.Tensor, torch.Tensor]
+"""Token ids and labels of a batch of lessons."""
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 WORDS = ("user", "assistant", "system", "\\boxed{", " +", " -", " *", " =", " ?", ", ")
 """What is one token though it has several characters: the words that every prompt or answer repeats."""
@@ -218,19 +220,21 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     tokenizer.save_pretrained(folder)
 
 
-def main() -> None:
-    """Make the tokenizer and the model, teach it, and save both in one folder."""
-    parser = argparse.ArgumentParser(description="Make the small arithmetic model that ships with prl.")
-    parser.add_argument("--out", type=Path, default=BUILTIN_MODELS["tiny-math"], help="folder to write")
+def make(
+    name: str, about: str, num_steps: int, lessons: Callable[[PreTrainedTokenizerFast, int], Iterable[Taught]]
+) -> None:
+    """Make the tokenizer and the model ``name``, teach it, and save both in one folder, as the arguments say."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--out", type=Path, default=BUILTIN_MODELS[name], help="folder to write")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--num-steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--num-steps", type=int, default=num_steps)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, arguments.seed)
-    warm_up(model, batches(tokenizer, arguments.seed), arguments.num_steps)
+    warm_up(model, lessons(tokenizer, arguments.seed), arguments.num_steps)
     save(model, tokenizer, arguments.out)
 
 
 if __name__ == "__main__":
-    main()
+    make("tiny-math", "Make the small arithmetic model that ships with prl.", NUM_STEPS, batches)

@@ -159,7 +159,7 @@ class Asked:
 
     async def _asked(self, subject: Any, prompt: Prompt, read: Callable[[Any], T]) -> T | ScoringFailed | Raised:
         while True:
-            async with self.breaker.turn(), self._slots:
+            async with self._slots, self.breaker.turn():  # who waited for a slot sees a pause that began meanwhile
                 start = time.perf_counter()
                 outcome = await self._call(subject, prompt, read)
                 self._count(outcome, time.perf_counter() - start)

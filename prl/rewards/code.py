@@ -180,7 +180,10 @@ def _equal(given: Any, right: Any) -> bool:
         return given is right
     if isinstance(given, float) or isinstance(right, float):
         numbers = isinstance(given, int | float) and isinstance(right, int | float)
-        return numbers and math.isclose(given, right, rel_tol=1e-9, abs_tol=1e-12)
+        try:
+            return numbers and math.isclose(given, right, rel_tol=1e-9, abs_tol=1e-12)
+        except OverflowError:  # an int that no float is near
+            return False
     if isinstance(given, list) and isinstance(right, list):
         return len(given) == len(right) and all(map(_equal, given, right))
     if isinstance(given, dict) and isinstance(right, dict):

@@ -1,7 +1,8 @@
 """Calls of functions of a candidate program, inside the sandbox: the source that is put behind the program.
 
 It is text for another process and imports nothing of prl. What is expected never enters the sandbox, and results go to
-a descriptor that the program has not seen, behind a word that it is not told, so that printing does not forge one.
+a descriptor that the program has not seen, behind a word that it is not given, so that printing does not forge one.
+(A program that searches the frames that called it can find the word. It is judged by what it then says, or is wrong.)
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import msgspec
 
 _SOURCE = """\
 def _prl_call():
-    import io, json, os, sys
+    import io, json, os, sys, types
     asked = json.loads(sys.stdin.read())
     out = os.dup(1)
     os.dup2(2, 1)
     sys.stdin = io.StringIO("")
-    names = {"__name__": "candidate", "__builtins__": __builtins__}
+    sys.modules["candidate"] = module = types.ModuleType("candidate")
+    names = module.__dict__
     results = []
     try:
         exec(compile(asked["program"], "program.py", "exec"), names)
@@ -59,8 +61,9 @@ def results_of(stdout: str, word: str, num_calls: int) -> list[dict[str, Any]]:
     _, found, said = stdout.rpartition(word)
     try:
         results = json.loads(said) if found else []
-    except ValueError:
+    except (ValueError, RecursionError):
         results = []
-    if not isinstance(results, list) or len(results) != num_calls:
+    is_told = isinstance(results, list) and all(isinstance(each, dict) for each in results)
+    if not is_told or len(results) != num_calls:
         return [{"error": "the program ended before its functions were called"}] * num_calls
     return results

@@ -25,6 +25,7 @@ import msgspec
 
 from prl.deadlines import awake_timeout
 from prl.errors import RewardError
+from prl.hidden import is_secret
 from prl.process import signal_group
 from prl.rewards.worker import Question, Reply
 from prl.wire import Channel, WireClosedError
@@ -124,6 +125,7 @@ class _Worker:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                env={name: value for name, value in os.environ.items() if not is_secret(name)},
             )
             on_failure.pop_all()
         self._output = output

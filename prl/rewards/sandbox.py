@@ -3,7 +3,7 @@
 - A program that exceeds a limit is an outcome with that reason; a sandbox that cannot be set up is a SandboxError, and
   nothing was run then. Isolation is never weaker than what was asked for.
 - The program's output is read up to a limit, past which it is killed. When ``run`` returns, or is cancelled, no process
-  of it is left.
+  of it is left; with limits alone, none but those that took themselves out of its process group.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Literal
 
 import msgspec
 
+from prl.deadlines import awake_timeout
 from prl.errors import RewardError
 from prl.process import signal_group
 
@@ -139,7 +140,7 @@ async def _watch(
     stdout, stderr = bytearray(), bytearray()
     outcome: Literal["exhausted_wall", "exhausted_output"] | None = None
     try:
-        async with asyncio.timeout(limits.wall_s):
+        async with awake_timeout(limits.wall_s):
             with contextlib.suppress(ConnectionError):
                 process.stdin.write(asked)
                 process.stdin.close()
@@ -173,6 +174,8 @@ def _ended(report: str, outcome: str | None, stdout: str, stderr: str) -> Ran:
     if outcome is not None:
         return Ran(outcome=outcome, code=0, stdout=stdout, stderr=stderr)  # type: ignore[arg-type]
     how, _, number = (lines[1] if len(lines) > 1 else "signal 9").partition(" ")
+    if how not in {"exit", "signal"} or not number.isdecimal():
+        how, number = "signal", "0"  # it is no report: the program did not end as one does
     if how == "signal" and int(number) in (signal.SIGXCPU, signal.SIGKILL):
         return Ran(outcome="exhausted_cpu", code=int(number), stdout=stdout, stderr=stderr)
     return Ran(outcome="exit" if how == "exit" else "signal", code=int(number), stdout=stdout, stderr=stderr)

@@ -8,7 +8,7 @@ alone.
 With ``namespace`` the program has a user, a network, a process table, an IPC space and a file system of its own:
 
 - another user than this process's, without a capability, also where prl runs as root;
-- no network device but a loopback that is down, and no socket of the host, since /tmp and /run are hidden;
+- no network device but a loopback that is down, and no socket of the host below /tmp and /run, which are hidden;
 - every file system read-only, but for a small one in memory, its working directory, which goes with it. What the user
   who runs prl may read, it may read (where that is root: what everybody may);
 - no process of the host can be seen or signalled, and when the program ends the kernel kills whatever it started.
@@ -49,6 +49,7 @@ def main() -> None:
     except OSError as error:
         os.write(report, f"failed {error.strerror}: {error.filename}\n".encode())
         sys.exit(1)
+    _die_with(parent)  # once more: another user is not told of the parent's death
     init = os.fork()
     if init == 0:
         _die_with(0 if isolation == "namespace" else os.getppid())
@@ -75,7 +76,7 @@ def _supervise(place: tuple[str, str, str], limits: dict, report: int, asked: di
     child = os.fork()
     if child == 0:
         os.dup2(given, 0)
-        os.closerange(3, 256)
+        os.closerange(3, max(256, report + 1))
         _limit(limits)
         _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         environment = {"PATH": "/usr/bin:/bin", "HOME": work, "TMPDIR": work, "PYTHONDONTWRITEBYTECODE": "1"}

@@ -116,8 +116,8 @@ class Scorer:
                 return [outcome] * len(completions)
             for of_one, opinion in zip(opinions, outcome, strict=True):
                 of_one[judge.label] = opinion
-        return [
-            self._weigh(of_one, score, prompt) if self._passed(score) else score
+        return [  # without what an environment gave: it is added to either kind
+            self._weigh(of_one if self._passed(score) else {}, score, prompt)
             for of_one, score in zip(opinions, scores, strict=True)
         ]
 

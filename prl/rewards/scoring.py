@@ -16,8 +16,9 @@ from typing import Any, Literal
 import msgspec
 
 from prl.errors import DataError
+from prl.failure import FirstFailure, failures_to
 from prl.rewards.asking import Opinion
-from prl.rewards.scorer import Scorer
+from prl.rewards.scorer import Explained, Scorer
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
 
 MAX_SHOWN = 20
@@ -89,19 +90,32 @@ def _subject(number: int, line: bytes, scorer: Scorer) -> tuple[Completion, Prom
 
 
 async def score_rows(rows: Rows, scorer: Scorer) -> AsyncIterator[ScoredRow]:
-    """Each row's verdict, in their order; as many are under way as the reward's ``concurrency`` lets through."""
+    """Each row's verdict, in their order; as many are under way as the reward's ``concurrency`` lets through.
+
+    Raises:
+        Exception: what the reward raised that is no failure of a call, a bug for one, as it was.
+    """
     if scorer.of_groups:
         for scored in await _score_groups(rows, scorer):
             yield scored
         return
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            (line, group.create_task(scorer.explain(completion, prompt)))
-            for line, completion, prompt, _ in rows.subjects
-        ]
-        for line, task in tasks:
-            explained = await task
-            yield _scored(line, explained.verdict, list(explained.opinions.values()))
+    first = FirstFailure()
+    with first.interrupts():
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                (line, group.create_task(_explained(scorer, completion, prompt, first)))
+                for line, completion, prompt, _ in rows.subjects
+            ]
+            for line, task in tasks:
+                if (explained := await task) is not None:
+                    yield _scored(line, explained.verdict, list(explained.opinions.values()))
+
+
+async def _explained(scorer: Scorer, completion: Completion, prompt: Prompt, first: FirstFailure) -> Explained | None:
+    """A verdict with its reasons; None where something else happened, which ``first`` is told."""
+    with failures_to(first.set, "a row's scoring"):
+        return await scorer.explain(completion, prompt)
+    return None
 
 
 async def _score_groups(rows: Rows, scorer: Scorer) -> list[ScoredRow]:

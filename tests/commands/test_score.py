@@ -16,6 +16,9 @@ import prl
 async def length(completion, prompt, *, factor: float = 1.0) -> float | None:
     return factor * len(completion.text) if completion.text else None
 
+async def bug(completion, prompt):
+    return completion.text + 1
+
 async def down(completion, prompt):
     raise prl.RewardError("the service is down")
 
@@ -80,6 +83,12 @@ def test_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"completion": "ab"}\n')))
     assert main(["score", "score_rewards:length", "-"]) == 0
     assert [row["reward"] for row in scored(capsys)] == [2.0]
+
+
+def test_a_bug_in_a_reward_is_told_as_it_was() -> None:
+    """The error itself with its place, and no group of errors around it."""
+    with pytest.raises(TypeError, match="can only concatenate str"):
+        main(["score", "score_rewards:bug", write({"completion": "a"}, {"completion": "b"})])
 
 
 def test_a_failing_reward_is_exit_1_with_its_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -61,6 +61,14 @@ def test_a_task_whose_entries_cannot_be_kept_is_refused() -> None:
         rows("knights_knaves")[0]
 
 
+def test_a_task_that_runs_answers_as_python_is_refused() -> None:
+    """A model's text is never evaluated outside the sandbox."""
+    with pytest.raises(
+        ConfigError, match=r"data.task = 'spiral_matrix': reasoning-gym judges it by running the answer"
+    ):
+        rows("spiral_matrix")
+
+
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """``pip install 'prl-train[data]'``."""
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)

@@ -43,6 +43,17 @@ async def shut_in(program: str, given: str = "", limits: Limits = LIMITS) -> Ran
     return ran
 
 
+async def test_a_program_has_no_descriptor_of_ours(tmp_path: Path) -> None:
+    """However many this process has open: it could write its own report into one of them."""
+    opened = [(tmp_path / "file").open("w") for _ in range(300)]
+    try:
+        ran = await shut_in("import os\nprint(sorted(os.listdir('/proc/self/fd'), key=int)[:3], os.dup(0))")
+    finally:
+        for file in opened:
+            file.close()
+    assert ran.stdout == "['0', '1', '2'] 3\n"
+
+
 async def test_a_program_reads_and_prints() -> None:
     """It has stdin, stdout, the standard library, and none of the environment."""
     os.environ["PRL_TEST_SECRET"] = "x"
@@ -197,6 +208,25 @@ CALLS = (
         ("import sys\nsys.exit()", CALLS, 0.0, "program_failed"),
         ('print(\'[{"value": 3}, {"value": 0.3}]\')\nimport os\nos._exit(0)', CALLS, 0.0, "program_failed"),
         ("def add(a, b): print('noise'); return a + b", CALLS, 1.0, "passed"),
+        ("def add(a, b): return 10**400", CALLS, 0.0, "wrong_result"),
+        (
+            (
+                "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+                "@dataclass\nclass Sum:\n    of: float\ndef add(a, b): return Sum(a + b).of"
+            ),
+            CALLS,
+            1.0,
+            "passed",
+        ),
+        (
+            (
+                "import os, sys\nframe = sys._getframe(1)\nos.write(frame.f_locals['out'],"
+                " (frame.f_locals['asked']['word'] + '[1, 2]').encode())\nos._exit(0)"
+            ),
+            CALLS,
+            0.0,
+            "program_failed",
+        ),
         ("def add(a, b): return True", ({"function": "add", "arguments": [1, 0], "result": 1},), 0.0, "wrong_result"),
     ],
 )

@@ -58,6 +58,7 @@ async def test_the_last_line_is_the_score(said: str, reward: float) -> None:
         ("Score: 7\nScore: 8", "does not end with its one score"),
         ("Score: seven", "does not end with its one score"),
         ("Score: 11", "is not from 0 to 10"),
+        ("Score: 9/100", "is out of 100, and was asked for up to 10"),
         ("Score: -1", "is not from 0 to 10"),
         ("<think>Score: 7", "thinking is not over"),
         (None, "reply is not understood"),

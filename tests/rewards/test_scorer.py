@@ -434,6 +434,16 @@ async def test_a_closed_gate_keeps_the_reward_of_the_group_out(register: Registe
     assert [verdict.reward for verdict in verdicts if isinstance(verdict, Score)] == [2.0, 0.0, 2.0]
 
 
+async def test_what_an_environment_gave_is_not_kept_on_either_side_of_a_gate(register: Register) -> None:
+    """It is added to the verdicts of a group anew, so none of them may hold it, passed or not."""
+    register("gate", gives_async(1.0))
+    register_group("rank", [1.0, 1.0])
+    before = [Score(reward=gate + 0.5, parts={"gate": gate, "environment": 0.5}) for gate in (1.0, 0.0)]
+    async with Scorer([RewardConfig(name="gate", gate=True), RewardConfig(name="rank")]) as scorer:
+        verdicts = await scorer.score_group([completion("a"), completion("b")], before, prompt())
+    assert verdicts == [Score(reward=2.0, parts={"gate": 1.0, "rank": 1.0}), Score(reward=0.0, parts={"gate": 0.0})]
+
+
 @pytest.mark.parametrize("value", [None, 1.0, [1.0], "abc", [1.0, float("nan"), 1.0], RewardError("down")])
 async def test_what_is_no_list_of_numbers_fails_for_the_group(register: Register, value: Any) -> None:
     """A value for each completion, or none has a verdict."""
