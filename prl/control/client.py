@@ -36,10 +36,10 @@ class _Told(msgspec.Struct):
 class Client:
     """Asks one run."""
 
-    def __init__(self, url: str, token: str, where: str) -> None:
+    def __init__(self, url: str, token: str, where: str, timeout_s: float = TIMEOUT_S) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
-        self._token, self._where = token, where
+        self._token, self._where, self._timeout_s = token, where, timeout_s
 
     def ask(self, method: str, path: str, kind: type[T] | Any, body: Any = None) -> T:
         """What the run answers, as a ``kind``.
@@ -65,14 +65,14 @@ class Client:
         raise Unanswered(f"{self._where} answered {status}: {told}")
 
     def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request(method, path, body=body or None, headers={"Authorization": f"Bearer {self._token}"})
             response = connection.getresponse()
             return response.status, response.read(_MAX_BYTES)
         except TimeoutError as error:
             raise Unanswered(
-                f"{self._where} did not answer within {TIMEOUT_S:g} s: its event loop stands still"
+                f"{self._where} did not answer within {self._timeout_s:g} s: its event loop stands still"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise Unanswered(f"{self._where} does not answer: {error or type(error).__name__}") from error
@@ -80,8 +80,10 @@ class Client:
             connection.close()
 
 
-def find(run: str) -> Client:
+def find(run: str, timeout_s: float = TIMEOUT_S) -> Client:
     """Whom to ask about ``run``: a run folder, or the address of a run as ``http://host:port``.
+
+    ``timeout_s`` is the longest wait for each of its answers.
 
     Raises:
         ConfigError: no run goes on there, or there is no token for it.
@@ -91,12 +93,12 @@ def find(run: str) -> Client:
         _check_url(run)
         if not given:
             raise ConfigError(f"{run}: put the token of the run into {CONTROL_TOKEN}; it stands in its control.json")
-        return Client(run, given, run)
+        return Client(run, given, run, timeout_s)
     address = control_file.read(Path(run))
     token = given if address.token is None else address.token
     if not token:
         raise ConfigError(f"{run}: the run was started with {CONTROL_TOKEN} set: set it to the same here")
-    return Client(address.url, token, f"the run in {run} ({_place(address)})")
+    return Client(address.url, token, f"the run in {run} ({_place(address)})", timeout_s)
 
 
 def _check_url(url: str) -> None:
