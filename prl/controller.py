@@ -13,7 +13,7 @@
     step      finished groups        the next batch's groups   finish                      version v+1, a report
     watch     engines, trainer       the end of any of them    a death                     another, or the run's failure
     rejoin    restarted engines      one that is ready         its start                   its weights, and it serves
-    prove     a version that serves  its push                  the engines' answers        its proof, or the run's failure
+    prove     a version that serves  its push                  the engines' answers        its proof, or a failure
 
 Every loop is a task of one group; what fails first is raised from ``step()`` as it was (``failure.py``). How far the
 lag can go is proven in ``buffer.py``. A push waits, within a bound, for the evaluation of the version before it
@@ -199,8 +199,8 @@ class Controller:
             await changed.wait()  # a conventional round goes on: its end pushes, and they load; or others come or go
 
     async def _prove(self) -> None:
-        """Prove each version while the engines sample with it and the trainer learns; a step waits for it at its end."""
-        with loop("prove", "a push"):
+        """Prove each version while the engines sample with it and the trainer learns; a step ends after that."""
+        with loop("prove") as self._states["prove"]:
             while True:
                 await self._sync.unproven()
                 await self._sync.prove()
@@ -225,7 +225,8 @@ class Controller:
         groups = [group for _, group in taken]
         async with self._holding_weights():
             trained, lag = await self._train(groups)
-            await self._sync.prove()
+            with waiting("the step", "the weights are proven", on=lambda: [self._states.get("prove")]):
+                await self._sync.prove()
             self._prompts.trained(trained.step, [ticket for ticket, _ in taken])
             pushed = await self._push_at_end_of_round()
         return Step(report=self.reporter.of_step(groups, lag, trained, pushed), groups=groups)

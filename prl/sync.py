@@ -13,7 +13,7 @@ Invariants:
 - Neither the engines nor the trainer wait for the proof: it is asked for beside what they do next. Nothing comes of
   weights that fail it, since a step is recorded, and the next version pushed, after the proof of the version before.
   The first push has its proof before it returns.
-- Nobody leaves the weight group while a push or a proof is under way: each holds ``lock`` from its beginning to its end.
+- Nobody leaves the weight group while a push or a proof is under way: each holds ``lock`` from beginning to end.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
 
@@ -240,18 +240,17 @@ class WeightSync:
         try:
             with waiting(what, limit_s=self._timeout_s):
                 async with awake_timeout(self._timeout_s):
-                    found = await together(pending, "verification", engines=partial(self._engines.score, self._probe))
+                    score = partial(self._engines.score, self._probe)
+                    found: dict[str, list[float]] = (await together(pending, "verification", engines=score))["engines"]
         except SideError as failed:
             raise WeightSyncError(f"{what} failed on the side of the {failed}") from failed.error
         except TimeoutError:
             raise self._late(what, pending) from None
-        return found["engines"]
+        return found
 
     def _late(self, what: str | None, pending: dict[str, str]) -> WeightSyncError:
         waits = ", ".join(f"{side} ({doing})" for side, doing in pending.items())
-        return WeightSyncError(
-            f"{what} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}"
-        )
+        return WeightSyncError(f"{what} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}")
 
     def _largest_gap(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> float:
         largest = 0.0

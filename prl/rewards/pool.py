@@ -160,7 +160,7 @@ class _Worker:
             await self._channel.receive()
 
     async def _watch_for_stop(self) -> None:
-        while self.pid is None or not _is_stopped(self.pid):
+        while self.pid is None or not _is_stopped(self.pid):  # noqa: ASYNC110 -- the kernel has no event for it
             await asyncio.sleep(_LOOK_S)
         raise TimeoutError
 
