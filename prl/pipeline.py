@@ -212,6 +212,7 @@ class Pipeline:
             PrlError: it took longer than ``eval.timeout_s``, or nothing could be judged.
         """
         wired = self._entered
+        await wired.sync.prove()
         with self._overview.while_doing(f"evaluating {len(self._assembly.held_out)} held-out prompts"):
             return await wired.evaluator.evaluate(wired.sync.version)
 
@@ -302,6 +303,7 @@ class Pipeline:
         with self._failure.interrupts():
             if not is_complete:  # a conventional round that was left midway
                 await sync.push(self.step_number)
+            await sync.prove()
             await self._keep()
 
     async def _keep(self) -> None:
