@@ -36,10 +36,11 @@ class _Told(msgspec.Struct):
 class Client:
     """Asks one run."""
 
-    def __init__(self, url: str, token: str, where: str, timeout_s: float = TIMEOUT_S) -> None:
-        parts = urlsplit(url)
+    def __init__(self, url: str, token: str, where: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """``where`` is what messages call it; ``timeout_s`` bounds each silence in an answer."""
+        parts, self._timeout_s = urlsplit(url), timeout_s
         self._host, self._port = parts.hostname or "", parts.port
-        self._token, self._where, self._timeout_s = token, where, timeout_s
+        self._token, self._where = token, where
 
     def ask(self, method: str, path: str, kind: type[T] | Any, body: Any = None) -> T:
         """What the run answers, as a ``kind``.
@@ -80,10 +81,8 @@ class Client:
             connection.close()
 
 
-def find(run: str, timeout_s: float = TIMEOUT_S) -> Client:
+def find(run: str) -> Client:
     """Whom to ask about ``run``: a run folder, or the address of a run as ``http://host:port``.
-
-    ``timeout_s`` is the longest wait for each of its answers.
 
     Raises:
         ConfigError: no run goes on there, or there is no token for it.
@@ -93,12 +92,12 @@ def find(run: str, timeout_s: float = TIMEOUT_S) -> Client:
         _check_url(run)
         if not given:
             raise ConfigError(f"{run}: put the token of the run into {CONTROL_TOKEN}; it stands in its control.json")
-        return Client(run, given, run, timeout_s)
+        return Client(run, given, run)
     address = control_file.read(Path(run))
     token = given if address.token is None else address.token
     if not token:
         raise ConfigError(f"{run}: the run was started with {CONTROL_TOKEN} set: set it to the same here")
-    return Client(address.url, token, f"the run in {run} ({_place(address)})", timeout_s)
+    return Client(address.url, token, f"the run in {run} ({_place(address)})")
 
 
 def _check_url(url: str) -> None:

@@ -165,11 +165,15 @@ class Api:
     def _timeline(self, run: OpenRun, asked: Asked) -> Any:
         first, last, points = asked.number("from"), asked.number("to"), asked.count("points", 2000, MAX_POINTS)
         with run.current("timeline.jsonl", "gauges.jsonl"):
-            begin, end, spans = run.timeline.shown(first, last, lanes=asked.names("lanes"), points=points)
-            found: dict[str, Any] = {"lanes": run.timeline.lanes, "from": begin, "to": end, "spans": spans}
+            since, until, spans = run.timeline.shown(first, last, lanes=asked.names("lanes"), points=points)
+            begin, end = run.timeline.extent or (None, None)
+            found: dict[str, Any] = {
+                "lanes": run.timeline.lanes, "begin": begin, "end": end,
+                "from": since, "to": until, "spans": spans,
+            }
             if asked.text("gauges") in {"1", "true"}:
                 names = [name for name in run.gauges.names if name != "at"]
-                told = series.series(run.gauges, names, x="at", first=first, last=last, points=points)
+                told = series.series(run.gauges, names, x="at", by="at", first=first, last=last, points=points)
                 means = {name: curve["mean"] for name, curve in told["series"].items()}
                 found["gauges"] = {"at": told["x"], **means}
         return found
@@ -194,6 +198,7 @@ class Api:
     def _run(self, run: OpenRun, _: Asked) -> Any:
         status = self.statuses.of(run.path)
         return {
+            **msgspec.structs.asdict(self.runs.line(run.name)),
             "config": facts.settings(run.path),
             "versions": facts.versions(run.path),
             "summary": facts.summary(run.path),
@@ -205,8 +210,8 @@ class Api:
     def _events(self, run: OpenRun, asked: Asked) -> Any:
         with run.current("events.jsonl"):
             return run.events.page(
+                is_newest_first=asked.one_of("order", ("oldest", "newest")) == "newest",
                 after=asked.whole("after"),
-                before=asked.whole("before"),
                 limit=asked.count("limit", 200, MAX_LIMIT),
                 level=asked.text("level"),
                 text=asked.text("q").strip(),

@@ -68,7 +68,13 @@ def groups(samples: Samples, wanted: Wanted) -> dict[str, Any]:
             f" FROM groups {condition} ORDER BY {column} {way}, id {way} LIMIT ? OFFSET ?",
             [*given, wanted.limit, wanted.offset],
         ).fetchall()
-    return {"total": total, "is_all_counted": is_all_counted, "groups": [_group(row) for row in rows]}
+        finishes = [word for (word,) in base.execute("SELECT word FROM finishes ORDER BY word")]
+    return {
+        "total": total,
+        "is_all_counted": is_all_counted,
+        "finishes": finishes,
+        "groups": [_group(row) for row in rows],
+    }
 
 
 def group(samples: Samples, number: int) -> dict[str, Any]:
@@ -125,6 +131,7 @@ def sample(samples: Samples, number: int) -> dict[str, Any]:
         ]
     at = members.index(number) if number in members else len(members)
     return {
+        "member": at,
         **_line(samples, number, row[0]),
         "sample": number,
         "group": row[1],

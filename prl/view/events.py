@@ -24,14 +24,12 @@ _MAX_EVENT_BYTES, _MAX_READ_BYTES = 1 << 16, 1 << 22
 
 
 class Page(NamedTuple):
-    """Some events, oldest first."""
+    """Some events, in the order asked for."""
 
     events: list[dict[str, Any]]
-    """Each with its ``id``."""
-    previous: int | None
-    """``before`` of the page with older ones; None where there are none."""
-    next: int
-    """``after`` of the page with newer ones."""
+    """Each as it stands in the file, with its ``id``."""
+    next: int | None
+    """``after`` of the page behind this one; None: there is none."""
 
 
 class _Level(msgspec.Struct):
@@ -63,12 +61,12 @@ class Events:
             self._sizes.append(len(line.text))
             self._levels.append(level)
 
-    def page(self, *, after: int | None, before: int | None, limit: int, level: str, text: str) -> Page:
-        """The first ``limit`` events behind ``after``, or the last ``limit`` before ``before`` (absent: the newest).
+    def page(self, *, is_newest_first: bool, after: int | None, limit: int, level: str, text: str) -> Page:
+        """At most ``limit`` events.
 
         Args:
-            after: id of an event; None reads backwards.
-            before: id of an event, or None.
+            is_newest_first: read the file backwards.
+            after: id of the event behind which to begin, in that direction; None: at the end of the file.
             limit: most events.
             level: only events at least as grave.
             text: only events whose line holds this, in whatever case; empty: all.
@@ -76,31 +74,22 @@ class Events:
         Raises:
             OSError: the file is gone.
         """
-        offsets, levels = np.array(self._offsets), np.array(self._levels)
-        kept = levels >= LEVELS.get(level, 0)
+        offsets = np.array(self._offsets)
+        kept = np.array(self._levels) >= LEVELS.get(level, 0)
         if after is not None:
-            kept &= offsets > after
-        elif before is not None:
-            kept &= offsets < before
+            kept &= (offsets < after) if is_newest_first else (offsets > after)
         rows = np.flatnonzero(kept).tolist()
-        if after is None:
+        if is_newest_first:
             rows.reverse()
         found: list[dict[str, Any]] = []
-        looked_at = 0
         for begin in range(0, len(rows), _CHUNK):
             for row, line in self._read(rows[begin : begin + _CHUNK]):
-                looked_at += 1
-                if not text or text.casefold() in line.decode(errors="replace").casefold():
-                    found.append(self._event(row, line))
-                    if len(found) == limit:
-                        return self._page(found, is_backwards=after is None, is_all=looked_at == len(rows))
-        return self._page(found, is_backwards=after is None, is_all=True)
-
-    def _page(self, found: list[dict[str, Any]], *, is_backwards: bool, is_all: bool) -> Page:
-        newest = self._offsets[-1] if self._offsets else -1
-        if is_backwards:
-            return Page(found[::-1], None if is_all or not found else found[-1]["id"], newest)
-        return Page(found, None, newest if is_all or not found else found[-1]["id"])
+                if text and text.casefold() not in line.decode(errors="replace").casefold():
+                    continue
+                if len(found) == limit:
+                    return Page(found, found[-1]["id"])
+                found.append(self._event(row, line))
+        return Page(found, None)
 
     def _read(self, rows: list[int]) -> list[tuple[int, bytes]]:
         """The lines of neighbouring rows, in one read of what lies between them where that is not much."""

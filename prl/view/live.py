@@ -5,11 +5,12 @@ Invariants:
 - An event's id says how far each file was read, so that a browser that comes back (``Last-Event-ID``) misses nothing
   that is still to be had; one without an id hears of what comes from now on.
 - Who is far behind hears of the last step and of the newest events, never of a hundred thousand.
-- The files are only looked at while somebody listens.
+- The files are only looked at while somebody listens; with the run ends what there is to hear.
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -21,10 +22,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from prl.check_control import CONTROL_TOKEN
 from prl.control import address as control_file
-from prl.control import client
+from prl.control.client import Client
 from prl.errors import PrlError
 from prl.view.files import ChangedError, Line, Tail
+from prl.view.runs import state_of
 
 MAX_EVENTS = 100
 """Of one kind, at one look."""
@@ -55,8 +58,8 @@ class Live:
 
     def __init__(self, run_dir: Path, last_id: str | None, status: Callable[[], Any]) -> None:
         """``last_id`` is what the browser heard last; ``status`` says how the run is, or None."""
+        self._run_dir, self.has_ended = run_dir, False
         self._status, self._status_at = status, -STATUS_EVERY_S
-        self._told: Any = None
         self._tails = {kind: Tail(run_dir / name) for kind, name in _FILES.items()}
         places = _places(last_id)
         for kind, tail in self._tails.items():
@@ -64,7 +67,7 @@ class Live:
             tail.go_to(min(places[kind], size) if places else _whole(tail.path, size))
 
     def news(self) -> list[Message]:
-        """What has come."""
+        """What has come; the last of a run that does not go on (``has_ended``) is ``end``."""
         found: list[Message] = []
         for kind in _FILES:
             lines = self._read(kind)
@@ -77,10 +80,11 @@ class Live:
                     found.append(Message(kind, {**data, "id": line.offset} if kind == "event" else data, self._id()))
         if time.monotonic() - self._status_at >= STATUS_EVERY_S:
             self._status_at = time.monotonic()
-            told = self._status()
-            if told is not None or self._told is not None:
+            if (state := state_of(self._run_dir)) != "live":
+                self.has_ended = True
+                return [*found, Message("end", {"state": state}, self._id())]
+            if (told := self._status()) is not None:
                 found.append(Message("status", told, self._id()))
-            self._told = told
         return found
 
     def _read(self, kind: str) -> list[Line]:
@@ -121,9 +125,10 @@ def _asked(run_dir: Path) -> Any:
     """What the run says. A folder may come from anywhere: nothing is asked, or given, beyond this machine."""
     try:
         where = control_file.read(run_dir)
+        token = os.environ.get(CONTROL_TOKEN, "") if where.token is None else where.token
         if where.host != socket.gethostname() or not _is_here(urlsplit(where.url).hostname or ""):
             return None
-        return client.find(str(run_dir), STATUS_TIMEOUT_S).ask("GET", "/status", dict[str, Any])
+        return Client(where.url, token, str(run_dir), timeout_s=STATUS_TIMEOUT_S).ask("GET", "/status", dict[str, Any])
     except (PrlError, ValueError):
         return None
 

@@ -96,8 +96,8 @@ class Reader:
 class OpenRun:
     """See the module."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, name: str, path: Path) -> None:
+        self.name, self.path = name, path
         self.metrics, self.gauges, self.evaluations = Columns("step"), Columns("at"), Evaluations()
         self.timeline, self.events, self.samples = Timeline(), Events(path / "events.jsonl"), Samples(path)
         self.tokens = Tokens(path)

@@ -125,7 +125,7 @@ class Runs:
         with self._lock:
             found = self._open.pop(name, None)
             if found is None:
-                found = OpenRun(path)
+                found = OpenRun(name, path)
             self._open[name] = found
             while len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)[1].close()
@@ -143,12 +143,14 @@ class Runs:
         found = []
         for name in names:
             with suppress(NotFoundError):
-                found.append(self._line(name, self.path(name)))
+                found.append(self.line(name))
         with self._lock:
             self._lines = {name: line for name, line in self._lines.items() if name in set(names)}
         return sorted(found, key=lambda line: -(line.updated or 0.0))
 
-    def _line(self, name: str, path: Path) -> RunLine:
+    def line(self, name: str) -> RunLine:
+        """One of them. Raises NotFoundError."""
+        path = self.path(name)
         seen = tuple(
             value
             for file in ("metrics.jsonl", "evaluations.jsonl", "events.jsonl", "config.toml")

@@ -47,6 +47,7 @@ CREATE TABLE samples (
   doc INTEGER);
 CREATE INDEX samples_grp ON samples (grp);
 CREATE INDEX samples_doc ON samples (doc);
+CREATE TABLE finishes (word TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE VIRTUAL TABLE words USING fts5 (text, content='', detail=none);
 """
 
@@ -226,6 +227,7 @@ class Samples:
             base.executemany(_PUT_SAMPLE, added.samples)
             base.executemany(_PUT_GROUP, map(msgspec.structs.astuple, added.groups.values()))
             base.executemany(_PUT_WORDS, added.words)
+            base.executemany("INSERT OR IGNORE INTO finishes VALUES (?)", {(row[5],) for row in added.samples})
             self._malformed = malformed + num_bad
             _keep(base, doc=doc, malformed=self._malformed)
         if self._tail.position != state.get("position", 0):

@@ -61,11 +61,18 @@ def inside(positions: Floats, first: float | None, last: float | None) -> npt.ND
 
 
 def series(
-    columns: Columns, keys: Sequence[str], *, x: str, first: float | None, last: float | None, points: int
+    columns: Columns,
+    keys: Sequence[str],
+    *,
+    x: str,
+    first: float | None,
+    last: float | None,
+    points: int,
+    by: str = "step",
 ) -> dict[str, Any]:
-    """The curves of ``keys`` over ``x`` from ``first`` to ``last``, of at most ``points`` points."""
+    """The curves of ``keys`` over ``x``, from ``first`` to ``last`` by the column ``by``; at most ``points``."""
     positions = axis(columns, x)
-    rows = inside(positions, first, last)
+    rows = inside(columns.column(by), first, last)
     starts = _starts(len(rows), points)
     ends = np.append(starts[1:], len(rows)) - 1
     steps = columns.column("step")[rows]

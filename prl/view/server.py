@@ -184,7 +184,7 @@ class ViewServer:
     async def _tell(self, response: web.StreamResponse, live: Live) -> None:
         loop = asyncio.get_running_loop()
         told_at = loop.time()
-        while not self._ends.is_set():
+        while not self._ends.is_set() and not live.has_ended:
             news: list[Message] = await self._in_thread(live.news)
             if news:
                 await response.write(b"".join(message.encode() for message in news))

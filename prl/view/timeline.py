@@ -119,6 +119,11 @@ class Timeline:
         """Their names, in the order in which they came."""
         return list(self._lanes)
 
+    @property
+    def extent(self) -> tuple[float, float] | None:
+        """Unix seconds of the first begin and the last end; None without a span."""
+        return (float(self.first), float(self.last)) if self._lanes else None
+
     def shown(
         self, first: float | None, last: float | None, *, lanes: Collection[str], points: int
     ) -> tuple[float | None, float | None, list[Shown]]:
@@ -130,7 +135,7 @@ class Timeline:
             lanes: names; none: all.
             points: pixels.
         """
-        if not self._lanes:
+        if self.extent is None:
             return first, last, []
         first = float(self.first) if first is None else first
         last = float(self.last) if last is None else last
