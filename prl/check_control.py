@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from prl.config import Config
 
 CONTROL_TOKEN = "PRL_CONTROL_TOKEN"  # noqa: S105 -- the name of a variable
+METRICS_TOKEN = "PRL_METRICS_TOKEN"  # noqa: S105 -- the same
 SHORTEST_TOKEN = 16
 """Characters. A random one of 32 hexadecimal digits cannot be guessed; a short word can."""
 
@@ -32,8 +33,13 @@ def check_control(config: Config, environment: Mapping[str, str]) -> Iterator[st
             f"control.address = {control.address!r} can be reached from other machines: set {CONTROL_TOKEN} to a"
             " secret, such as what `openssl rand -hex 16` says, or keep to 127.0.0.1"
         )
-    if token and not (len(token) >= SHORTEST_TOKEN and token.isascii() and token.isprintable() and " " not in token):
-        yield (
-            f"{CONTROL_TOKEN} must have at least {SHORTEST_TOKEN} characters, printable ASCII without spaces, such as"
-            " what `openssl rand -hex 16` says"
-        )
+    for name in (CONTROL_TOKEN, METRICS_TOKEN):
+        if (given := environment.get(name, "")) and not _is_good(given):
+            yield (
+                f"{name} must have at least {SHORTEST_TOKEN} characters, printable ASCII without spaces, such as what"
+                " `openssl rand -hex 16` says"
+            )
+
+
+def _is_good(token: str) -> bool:
+    return len(token) >= SHORTEST_TOKEN and token.isascii() and token.isprintable() and " " not in token
