@@ -10,6 +10,7 @@ from prl.config_control import ControlConfig
 from prl.config_view import ViewConfig
 
 CONTROL_TOKEN = "PRL_CONTROL_TOKEN"  # noqa: S105 -- the name of a variable
+METRICS_TOKEN = "PRL_METRICS_TOKEN"  # noqa: S105 -- the same
 SHORTEST_TOKEN = 16
 """Characters. A random one of 32 hexadecimal digits cannot be guessed; a short word can."""
 
@@ -29,7 +30,7 @@ def check_control(config: Config, environment: Mapping[str, str]) -> Iterator[st
         if table.enabled:
             yield from check_address(f"{name}.address", table.address, environment)
     if any(table.enabled for table in tables.values()):
-        yield from check_token(environment)
+        yield from check_tokens(environment)
 
 
 def check_address(key: str, address: str, environment: Mapping[str, str]) -> Iterator[str]:
@@ -43,11 +44,15 @@ def check_address(key: str, address: str, environment: Mapping[str, str]) -> Ite
         )
 
 
-def check_token(environment: Mapping[str, str]) -> Iterator[str]:
-    """One line if the token is none that cannot be guessed."""
-    token = environment.get(CONTROL_TOKEN, "")
-    if token and not (len(token) >= SHORTEST_TOKEN and token.isascii() and token.isprintable() and " " not in token):
-        yield (
-            f"{CONTROL_TOKEN} must have at least {SHORTEST_TOKEN} characters, printable ASCII without spaces, such as"
-            " what `openssl rand -hex 16` says"
-        )
+def check_tokens(environment: Mapping[str, str]) -> Iterator[str]:
+    """One line for each token that can be guessed."""
+    for name in (CONTROL_TOKEN, METRICS_TOKEN):
+        if (given := environment.get(name, "")) and not _is_good(given):
+            yield (
+                f"{name} must have at least {SHORTEST_TOKEN} characters, printable ASCII without spaces, such as what"
+                " `openssl rand -hex 16` says"
+            )
+
+
+def _is_good(token: str) -> bool:
+    return len(token) >= SHORTEST_TOKEN and token.isascii() and token.isprintable() and " " not in token

@@ -26,12 +26,14 @@ from prl.blocked import frozen_heap
 from prl.check import cross_check
 from prl.claim import claim
 from prl.config import Config
+from prl.control.prometheus import metrics_route
 from prl.control.routes import routes_of
 from prl.control.server import ControlServer
 from prl.engines.seat import EngineStatus
 from prl.errors import PrlError, RefusedError
 from prl.evaluate import Evaluation
 from prl.failure import FirstFailure, running
+from prl.figures import Figures, Snapshot
 from prl.fleet import Fleet
 from prl.log import Console, configure, get_logger
 from prl.metrics import Mended, StepReport
@@ -94,7 +96,7 @@ class Pipeline:
         self._resume, self._console, self._on_page = resume, console, on_page
         self._overview = Overview(config, self.run_dir, on_stage)
         self._record = RunRecord(config, self.run_dir)
-        self._trackers = Feed(config, self.run_dir)
+        self._trackers, self._figures = Feed(config, self.run_dir), Figures()
         self._failure = FirstFailure()
         self._assembly = Assembly(
             config,
@@ -153,7 +155,8 @@ class Pipeline:
         if self._resume:
             changed = await asyncio.to_thread(check_changes, self.run_dir, self.config, accept=self._accept_changes)
         self._overview.begins("reading tokenizer and data")
-        control = ControlServer(self.config.control, self.run_dir, routes_of(self))
+        routes = [*routes_of(self), metrics_route(self.snapshot)]
+        control = ControlServer(self.config.control, self.run_dir, routes)
         control.bind()
         self._stack.push_async_callback(control.close)
         page = Page(self.config.view, self.run_dir)
@@ -206,6 +209,7 @@ class Pipeline:
             if not parts.has_bound(self.config):
                 controller.resize(parts.num_streams(self.config, fleet.engines.num_engines))
             with self._failure.interrupts():
+                self._figures.add(step.report)
                 await self._record.step(step)
                 if self._record.is_due(self.step_number):
                     await self.save()
@@ -246,6 +250,11 @@ class Pipeline:
     def status(self) -> Status:
         """How the run is at this moment, also while it starts and ends."""
         return self._overview.status()
+
+    def snapshot(self) -> Snapshot:
+        """What a monitoring system is told at this moment; see ``prl/control/prometheus.py``."""
+        figures, trackers = self._figures.copied(), self._trackers.states()
+        return Snapshot(self.config.run.name, self.config.model, self.status(), figures, self.evaluation, trackers)
 
     def engines(self) -> list[EngineStatus]:
         """Each engine: how far it is, what it serves, what it did; none before they are started."""

@@ -37,14 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
     import os  # noqa: PLC0415 - the same
     import webbrowser  # noqa: PLC0415 - the same
 
-    from prl.check_control import CONTROL_TOKEN, check_address, check_token  # noqa: PLC0415 - the same
+    from prl.check_control import CONTROL_TOKEN, check_address, check_tokens  # noqa: PLC0415 - the same
     from prl.errors import ConfigError  # noqa: PLC0415 - the same
     from prl.view.child import serve  # noqa: PLC0415 - the same
     from prl.view.listen import listener, url_of  # noqa: PLC0415 - the same
     from prl.view.runs import Runs  # noqa: PLC0415 - the same
 
     host, port = arguments.address, arguments.port
-    found = [*check_address("--address", host, os.environ), *check_token(os.environ)]
+    found = [*check_address("--address", host, os.environ), *check_tokens(os.environ)]
     if not 0 <= port <= _MAX_PORT:
         found.append(f"--port {port} must be from 0 to {_MAX_PORT}; 0 is a free one")
     if found:

@@ -168,8 +168,12 @@ class Api:
             since, until, spans = run.timeline.shown(first, last, lanes=asked.names("lanes"), points=points)
             begin, end = run.timeline.extent or (None, None)
             found: dict[str, Any] = {
-                "lanes": run.timeline.lanes, "begin": begin, "end": end,
-                "from": since, "to": until, "spans": spans,
+                "lanes": run.timeline.lanes,
+                "begin": begin,
+                "end": end,
+                "from": since,
+                "to": until,
+                "spans": spans,
             }
             if asked.text("gauges") in {"1", "true"}:
                 names = [name for name in run.gauges.names if name != "at"]
