@@ -59,7 +59,8 @@ def config(name: str, num_steps: int, num_groups: int, group_size: int) -> Confi
         "model": "builtin:tiny-math",
         "run": {"name": name, "num_steps": num_steps},
         "pipeline": {
-            "max_lag": 2, "group_size": group_size,
+            "max_lag": 2,
+            "group_size": group_size,
             "groups_per_step": max(1, round(num_groups / max(1, num_steps))),
         },
         "engine": {"kind": "simulated", "count": 2},
