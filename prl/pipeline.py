@@ -42,6 +42,8 @@ from prl.resumed_config import check_changes
 from prl.run_folder import Summary
 from prl.run_record import RunRecord
 from prl.status import Status
+from prl.trackers.base import check_trackers
+from prl.trackers.feed import Feed
 from prl.waits import waiting
 from prl.watchdog import Why
 
@@ -79,6 +81,7 @@ class Pipeline:
         model = resolve_model(config.model)
         self._scorer = parts.make_scorer(config)
         environment = parts.environment_of(config)
+        check_trackers(config.trackers)
         self._claim = claim(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
         self.run_dir = self._claim.path
         self.summary: Summary | None = None
@@ -87,6 +90,7 @@ class Pipeline:
         self._resume, self._console = resume, console
         self._overview = Overview(config, self.run_dir, on_stage)
         self._record = RunRecord(config, self.run_dir)
+        self._trackers = Feed(config, self.run_dir)
         self._failure = FirstFailure()
         self._assembly = Assembly(
             config,
@@ -155,6 +159,8 @@ class Pipeline:
         for warning in (*self._assembly.source.statistics().warnings, *changed):
             log.warning(warning)
         start.warn()
+        await self._trackers.open(start.ledger.step)
+        await self._stack.enter_async_context(running(self._trackers.watch()))
         await self._record.journal.begin_segment()
         return start
 
@@ -206,6 +212,7 @@ class Pipeline:
             PrlError: it took longer than ``eval.timeout_s``, or nothing could be judged.
         """
         wired = self._entered
+        await wired.sync.prove()
         with self._overview.while_doing(f"evaluating {len(self._assembly.held_out)} held-out prompts"):
             return await wired.evaluator.evaluate(wired.sync.version)
 
@@ -296,6 +303,7 @@ class Pipeline:
         with self._failure.interrupts():
             if not is_complete:  # a conventional round that was left midway
                 await sync.push(self.step_number)
+            await sync.prove()
             await self._keep()
 
     async def _keep(self) -> None:
@@ -318,6 +326,7 @@ class Pipeline:
             log.info("failed", exc_info=error)  # for the file; whoever called shows the exception
         async with AsyncExitStack() as ending:  # each of these is done, also where one before it fails
             ending.callback(self._claim.release)
+            ending.push_async_callback(self._close_trackers)
             ending.callback(self._summarise, error)
             ending.push_async_callback(self._stack.aclose)
             ending.push_async_callback(self._loops.aclose)
@@ -330,6 +339,11 @@ class Pipeline:
         self.summary = self._record.summary(status, mended=mended, num_engines=num_engines, error=error)
         if self._run_is_open:
             self._record.end(self.summary)
+
+    async def _close_trackers(self) -> None:
+        if self.config.trackers:
+            self._overview.begins("sending the last points to the trackers")
+        await self._trackers.close(self._record.totals.steps)
 
     def _done(self) -> bool:
         return self._wired is not None and self.step_number >= self.config.run.num_steps
