@@ -159,10 +159,7 @@ def _serve(channel: BlockingChannel[protocol.FromController], setup: protocol.Se
 
 
 def _load(setup: protocol.Setup) -> Learner:
-    who = f"rank {os.environ['RANK']} on {socket.gethostname()}"
-    if setup.witness is not None:
-        shared_folder.check(setup.witness, who)
-    model = _here(setup, who)
+    model = setup.model if setup.witness is None else _here(setup, setup.witness)
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415 -- heavy: after the hello
 
     from prl.trainer.learner import Learner, join_ranks  # noqa: PLC0415 -- the same
@@ -173,8 +170,10 @@ def _load(setup: protocol.Setup) -> Learner:
     return Learner(setup.config, model, resume, device)
 
 
-def _here(setup: protocol.Setup, who: str) -> str:
-    """The model as this host knows it: what ships with prl may be installed elsewhere than on the controller's."""
+def _here(setup: protocol.Setup, witness: shared_folder.Witness) -> str:
+    """The model on a host that may not be the controller's. Raises TrainerError: it, or the run folder, is not here."""
+    who = f"rank {os.environ['RANK']} on {socket.gethostname()}"
+    shared_folder.check(witness, who)
     if setup.config.model.startswith(BUILTIN_PREFIX):
         return resolve_model(setup.config.model)
     if Path(setup.model).is_absolute() and not Path(setup.model).is_dir():
