@@ -46,6 +46,7 @@ from prl.run_record import RunRecord
 from prl.status import Status
 from prl.trackers.base import check_trackers
 from prl.trackers.feed import Feed
+from prl.view.beside import Page
 from prl.waits import waiting
 from prl.watchdog import Why
 
@@ -63,6 +64,7 @@ class Pipeline:
         resume: bool = False,
         accept_changes: bool = False,
         on_stage: Callable[[str], None] = lambda _: None,
+        on_page: Callable[[str], None] | None = None,
         console: Console | None = None,
     ) -> None:
         """Check the configuration and take the run folder; start nothing.
@@ -73,6 +75,8 @@ class Pipeline:
             resume: continue the run in that folder from its newest complete checkpoint.
             accept_changes: resume also where the configuration describes another run than the one in that folder.
             on_stage: told, in a few words, what is being waited for while the pipeline starts and ends.
+            on_page: told where the page of the run is, such as ``http://127.0.0.1:40213/``, once that can be opened;
+                absent, no page is served, whatever ``[view]`` says.
             console: where warnings are shown; absent, they go to the standard library's logger ``prl``.
 
         Raises:
@@ -89,7 +93,7 @@ class Pipeline:
         self.summary: Summary | None = None
         """How the run ended; set on leaving."""
         self._accept_changes = accept_changes
-        self._resume, self._console = resume, console
+        self._resume, self._console, self._on_page = resume, console, on_page
         self._overview = Overview(config, self.run_dir, on_stage)
         self._record = RunRecord(config, self.run_dir)
         self._trackers, self._figures = Feed(config, self.run_dir), Figures()
@@ -155,10 +159,17 @@ class Pipeline:
         control = ControlServer(self.config.control, self.run_dir, routes)
         control.bind()
         self._stack.push_async_callback(control.close)
+        page = Page(self.config.view, self.run_dir)
+        if self._on_page is not None:
+            page.bind()
+            self._stack.callback(page.close)
         start = await self._assembly.read(resume=self._resume, accept_changes=self._accept_changes)
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
         await control.open()
+        if self._on_page is not None and page.url is not None:
+            await self._stack.enter_async_context(running(page.serve()))
+            self._on_page(page.url)
         for warning in (*self._assembly.source.statistics().warnings, *changed):
             log.warning(warning)
         start.warn()

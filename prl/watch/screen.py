@@ -25,10 +25,10 @@ from prl.status import Status
 from prl.watch.seen import Seen
 
 LEAVE = "q leaves; the run goes on"
-MIN_CURVE, MAX_CURVE = 8, 60
+MIN_CURVE, MAX_CURVE = 4, 60
 _LABELS_WIDTH, _FRAME_WIDTH, _NUMBERS_WIDTH = 10, 6, 26
 _FRAME_HEIGHT = 3
-_NARROW = 72
+_NARROW, _MIN_TEXT = 72, 16
 _MAX_EVENTS, _MAX_CHAIN = 8, 4
 _CURVES = {
     "entropy": "entropy",
@@ -75,7 +75,7 @@ def _rows(seen: Seen, width: int) -> Iterator[tuple[str, RenderableType]]:
     status, progress = seen.status, seen.progress
     if status is not None:
         yield "now", f"{plain(status.stage)}  {duration(status.stage_s)}"
-    chain = wrap(plain(seen.told.chain), max(MIN_CURVE, width - _LABELS_WIDTH - _FRAME_WIDTH))[:_MAX_CHAIN]
+    chain = wrap(plain(seen.told.chain), max(_MIN_TEXT, width - _LABELS_WIDTH - _FRAME_WIDTH))[:_MAX_CHAIN]
     for at, line in enumerate(chain):  # whole, since what has to move stands at its end
         label = "" if at else "waits" if status is not None else "state"
         yield label, Text(line, "" if seen.told.is_well else "red")
