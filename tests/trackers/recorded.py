@@ -38,7 +38,7 @@ def add_steps(folder: Path, steps: Iterable[int], *, loss: float = 0.5) -> None:
             }
             metrics.write(json.dumps({**line, "dropped_timeout": 2, "gen_tok_s": 100.0}) + "\n")
             if step % 2 == 0:
-                at = {"4": {"mean": 0.75, "interval": [0.5, 1.0]}}
+                at = {"4": {"mean": 0.75, "low": 0.5, "high": 1.0}}
                 found = {"step": step, "complete": True, "version": step, "reward_mean": step / 100, "pass_at": at}
                 evaluations.write(json.dumps({**found, "interval": [0.0, 1.0]}) + "\n")
 
