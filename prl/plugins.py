@@ -86,10 +86,7 @@ class Registry:
         module_name, _, attribute = path.partition(":")
         if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
             raise PluginError(f"the {self._kind} {path!r} does not read as 'package.module:name'")
-        # Like ``python -m``: what lies in the working directory can be named, whichever script started this process.
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.insert(0, here)
+        look_here()
         module = self._guard(path, lambda: importlib.import_module(module_name))
         if not hasattr(module, attribute):
             public = [name for name in vars(module) if not name.startswith("_")]
@@ -105,6 +102,13 @@ class Registry:
             raise PluginError(
                 f"the {self._kind} {name!r} cannot be imported: {type(error).__name__}: {error}"
             ) from error
+
+
+def look_here() -> None:
+    """Like ``python -m``: what lies in the working directory can be imported, whichever script started this process."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
 
 
 def _origin(target: Any) -> tuple[str, str]:

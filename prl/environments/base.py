@@ -4,7 +4,8 @@ An environment is called once for every member of a group, as ``await environmen
 
 - an async function, whose keyword-only parameters are its options; or
 - a class whose constructor takes the options as keywords and whose instances are called so. An instance may have
-  ``async open()`` and ``async close()``, for what its episodes share.
+  ``async open()`` and ``async close()``, for what its episodes share, and ``asks_over_http = True``, which refuses a
+  run without ``[gateway]`` before it starts.
 
 It asks the model as often as it likes (``session.generate``) and gives rewards (``session.reward``, or a number that it
 returns). Every token that the model sampled is trained, with the advantage of the episode; nothing else is.
@@ -24,7 +25,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from prl.config_environment import SINGLE_TURN, EnvironmentConfig
+from prl.config_environment import SINGLE_TURN, VERIFIERS, EnvironmentConfig
 from prl.errors import PluginError
 from prl.hidden import with_secrets
 from prl.plugins import Registry, bind_options
@@ -39,6 +40,7 @@ REGISTRY = Registry(
         "guess": "prl.environments.guess:guess",
         "calculator": "prl.environments.calculator:calculator",
         "python": "prl.environments.python_tool:Python",
+        VERIFIERS: "prl.environments.verifiers_package:Verifiers",
     },
 )
 
@@ -50,6 +52,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     call: Callable[..., Awaitable[float | None]]
     open: Callable[[], Awaitable[None]] | None
     close: Callable[[], Awaitable[None]] | None
+    asks_over_http: bool
+    """It needs the gateway."""
 
 
 def environment(name: str) -> Callable[[F], F]:
@@ -74,6 +78,7 @@ def make_environment(config: EnvironmentConfig) -> Environment:
         call=instance,
         open=getattr(instance, "open", None),
         close=getattr(instance, "close", None),
+        asks_over_http=bool(getattr(instance, "asks_over_http", False)),
     )
 
 

@@ -236,5 +236,5 @@ def test_turns_divide_a_completion(turns: list[tuple[int, list[int], int]], mess
 
 def test_an_overlong_episode_is_masked_as_a_whole() -> None:
     """All samples of an episode whose last turn was cut count in no gradient."""
-    samples = make_samples(make_prompt(), EPISODE, 3.0, trained=False)
+    samples = make_samples(make_prompt(), EPISODE, [3.0, 3.0], trained=False)
     assert [(s.loss_mask, s.advantages) for s in samples] == [([0, 0], [0.0, 0.0])] * 2
