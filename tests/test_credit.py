@@ -6,7 +6,6 @@ import pytest
 
 from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
-from prl.config_algorithm import AdvantageConfig
 from prl.credit import advantages_of, compared
 from prl.refill import Refill
 from prl.shaping import plain

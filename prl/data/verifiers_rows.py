@@ -89,7 +89,7 @@ def _rows(dataset: Any, name: str, needs: Needs) -> ArrowRows:
 
 
 def _handlerless() -> Any:
-    """The module ``signal``, but that it sets no handler: one may only be set in the main thread, and they are prl's."""
+    """The module ``signal``, but that it sets no handler: handlers are prl's, and of the main thread alone."""
     stand_in = types.ModuleType("signal")
     stand_in.__dict__.update(vars(signal), signal=lambda *_: None)
     return stand_in

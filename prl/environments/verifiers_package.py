@@ -143,7 +143,7 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
 
 
 def _weights_of(rubric: Any, env: str) -> dict[str, float]:
-    """Weight by function, of those that have one. Raises PluginError where prl could not say whose verdict was whose."""
+    """Weight by function, of those that have one. Raises PluginError where prl cannot say whose verdict is whose."""
     functions = [pair for each in _rubrics(rubric) for pair in zip(each.funcs, each.weights, strict=True)]
     if of_groups := [function.__name__ for function, _ in functions if rubric._is_group_func(function)]:  # noqa: SLF001
         raise PluginError(

@@ -2,8 +2,9 @@
 
 - The rules are in ``verdict/``; what they cannot read (integrals, sums) goes to math-verify, in workers of its own: so
   an answer that hangs it holds up no other. Policies are options.
-- Nothing of a completion is parsed in this process: mathematics on a model's text can hang, and even printing its
-  result can. A worker that exceeds its limits is killed and replaced (``pool.py``).
+- Nothing of a completion but a short plain number (``verdict/plain.py``) is parsed in this process: mathematics on a
+  model's text can hang, and even printing its result can. A worker that exceeds its limits is killed and replaced
+  (``pool.py``).
 - An answer that exhausts a limit is wrong (0.0), counted by limit. A worker that dies of anything else has judged
   nothing: RewardError. A right answer that has no meaning makes the reward abstain, never pay; it is found when the
   data is loaded, since every right answer is compared with itself there.
@@ -22,6 +23,7 @@ from prl.errors import MissingExtraError
 from prl.rewards.base import Judged
 from prl.rewards.extract import Boxes, Extract, final_answer
 from prl.rewards.pool import Exhausted, Limits, WorkerPool
+from prl.rewards.verdict.plain import compare_plain
 from prl.rewards.verdict.policy import Policy
 from prl.rewards.verdict.text import MalformedError, clean, literal
 from prl.rewards.worker import Question, Reply
@@ -31,6 +33,11 @@ MAX_ANSWER_CHARS = 5_000
 """A longer answer is wrong without being read."""
 MAX_KNOWN = 20_000
 """Verdicts that are kept: the members of a group often give one answer."""
+_PLAINLY = {
+    "same_text": "it reads the same",
+    "same_value": "it means the same",
+    "other_value": "it means something else",
+}
 _EXPLAINED = {
     "exhausted_cpu": "judging it took more processor time than cpu_s",
     "exhausted_wall": "judging it took longer than wall_s",
@@ -66,7 +73,7 @@ class Math:
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtraError("math-verify", "math", "the reward 'math'")
         self._extract, self._boxes = extract, boxes
-        policy = Policy(relative_tolerance=relative_tolerance, percent=percent, units=units, bases=bases)
+        self._policy = policy = Policy(relative_tolerance=relative_tolerance, percent=percent, units=units, bases=bases)
         self._known: dict[Question, Judged] = {}
         limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib)
         arguments = [msgspec.json.encode(policy).decode()]
@@ -91,7 +98,10 @@ class Math:
         if len(answer) > MAX_ANSWER_CHARS:
             detail = f"the answer has {len(answer)} characters, over {MAX_ANSWER_CHARS}"
             return Judged(value=0.0, reason="answer_too_long", detail=detail)
-        question = Question(text=answer, reference=str(prompt.fields["answer"]))
+        gold = str(prompt.fields["answer"])
+        if (plain := compare_plain(gold, answer, self._policy)) is not None:
+            return Judged(value=plain[0], reason=plain[1], detail=f"answer {answer!r}: {_PLAINLY[plain[1]]}")
+        question = Question(text=answer, reference=gold)
         if (known := self._known.get(question)) is not None:
             return known
         judged = await self._judge(question)

@@ -90,6 +90,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def config(data: dict[str, Any] | None = None, **environment: Any) -> Config:
     """A run of the environment ``vf-again``."""
     tree: dict[str, Any] = {
+        "model": "builtin:tiny-math",
         "environment": {"name": "verifiers", **environment},
         "gateway": {"enabled": True},
         "data": {"source": "verifiers", **(data or {})},
@@ -133,7 +134,7 @@ async def test_a_reward_function_that_fails_is_no_0(gateway: Gateway, tokenizer:
 async def test_an_episode_that_is_cut_short_is_judged_as_it_is(
     gateway: Gateway, tokenizer: Tokenizer, limits: Limits
 ) -> None:
-    """prl's number of turns or the context ends it: what was said is judged."""
+    """The run's number of turns or the context ends it: what was said is judged."""
     episode = await play(gateway, tokenizer, "5", limits=limits)
     assert isinstance(episode, Completion)
     assert (len(episode.turns), episode.rewards["right"]) == (1, 1.0)
@@ -186,7 +187,7 @@ def test_it_needs_the_gateway_and_its_package(monkeypatch: pytest.MonkeyPatch) -
     asked = config(options={"env": "vf-again", "args": {"kind": "groups"}, "score": False})
     assert environment_of(asked) is not None
     closed = msgspec.structs.replace(asked, gateway=msgspec.structs.replace(asked.gateway, enabled=False))
-    with pytest.raises(ConfigError, match="asks over HTTP: set gateway.enabled = true"):
+    with pytest.raises(ConfigError, match=r"asks over HTTP: set gateway\.enabled = true"):
         environment_of(closed)
     with pytest.raises(PluginError, match="judges whole groups"):
         Verifiers(env="vf-again", args={"kind": "groups"})
