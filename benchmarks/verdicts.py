@@ -12,8 +12,8 @@ Everything is real: the scorer, and two worker processes. Three mixtures, half o
   ``loop_lag_ms`` the longest that the event loop did not turn.
 
 ``loop_us`` and ``workers_us`` are the processor time of a verdict in this process and in the workers together, as the
-kernel counts it; ``two_cores_per_s`` is what two cores with nothing else to do would give by that. Where it is far above
-``verdicts_per_s`` somebody else had the processor.
+kernel counts it; ``two_cores_per_s`` is what two cores with nothing else to do would give by that. Where it is far
+above ``verdicts_per_s`` somebody else had the processor.
 
 Headline: ``ordinary`` verdicts a second. Target: 2,000.
 """

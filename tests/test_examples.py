@@ -42,7 +42,7 @@ def samples_of(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["own_reward", "own_environment", "openai_agent"])
+@pytest.mark.parametrize("name", ["own_reward", "own_environment", "openai_agent", "verifiers_environment"])
 def test_an_example_trains(tmp_path: Path, name: str) -> None:
     """Two steps, each with its line; the run is done, and what was trained is what the example says."""
     out = run([str(ROOT / "examples" / f"{name}.py"), *SHORT], tmp_path)
@@ -59,6 +59,8 @@ def test_an_example_trains(tmp_path: Path, name: str) -> None:
         assert 1 <= len(turns) <= 2
         assert sum(turn["num_sampled"] for turn in turns) == len(sample["token_ids"])
         assert turns[0]["context"] == sample["prompt_token_ids"]
+    if name == "verifiers_environment":
+        assert all(set(sample["parts"]) == {"right", "tries_saved", "num_turns"} for sample in samples)
     two = [sample["turns"] for sample in samples if len(sample["turns"]) == 2]
     assert two
     assert any(second["sample"] == 0 for _, second in two), "the second turn extends the first"

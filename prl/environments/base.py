@@ -18,7 +18,6 @@ other exception is a bug in the environment and ends the run as it is.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -27,8 +26,7 @@ import msgspec
 
 from prl.config_environment import SINGLE_TURN, VERIFIERS, EnvironmentConfig
 from prl.errors import PluginError
-from prl.hidden import with_secrets
-from prl.plugins import Registry, bind_options
+from prl.plugins import Registry, call_of, check_takes, made
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,9 +68,7 @@ def make_environment(config: EnvironmentConfig) -> Environment:
     """What ``[environment]`` names, its options bound. Raises PluginError, and whatever a constructor raises."""
     target = REGISTRY.find(config.name)
     _check_shape(config.name, target)
-    options = with_secrets(config.options, f"the environment {config.name!r}: options")
-    arguments = bind_options("environment", config.name, target, options)
-    instance: Any = target(**arguments) if inspect.isclass(target) else functools.partial(target, **arguments)
+    instance = made("environment", config.name, target, config.options)
     return Environment(
         name=config.name,
         call=instance,
@@ -84,23 +80,10 @@ def make_environment(config: EnvironmentConfig) -> Environment:
 
 def _check_shape(name: str, target: Any) -> None:
     """Raise PluginError unless ``target`` (or an instance of it) is an async callable of (session, prompt)."""
-    is_class = inspect.isclass(target)
-    call: Any = _own_call(target) if is_class else target
-    if not callable(call) or not inspect.iscoroutinefunction(call):
+    call = call_of(target)
+    if call is None or not inspect.iscoroutinefunction(call):
         raise PluginError(
             f"the environment {name!r} must be an async function of (session, prompt), or a class whose __call__ is"
             f" one; it is {target!r:.80}"
         )
-    parameters = [p for p in inspect.signature(call).parameters.values() if p.kind != p.KEYWORD_ONLY]
-    signature = inspect.Signature(parameters[1:] if is_class else parameters)
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise PluginError(
-            f"the environment {name!r} must take (session, prompt), and options as keywords only; it takes {signature}"
-        ) from error
-
-
-def _own_call(target: type) -> Any:
-    """The ``__call__`` that a class defines; None where calling it would only make an instance."""
-    return next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
+    check_takes("environment", name, target, ("session", "prompt"))

@@ -102,10 +102,15 @@ def _reap_all(launcher: int) -> None:
     """Become the one whose children all orphans of the program are; at the launcher's death, end them all."""
     os.setsid()  # who kills the launcher's group leaves this process to do its work
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, lambda *_: (_sweep(), os._exit(1)))
+    signal.signal(signal.SIGTERM, _end)
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != launcher:
         os._exit(1)
+
+
+def _end(*_: object) -> None:
+    _sweep()
+    os._exit(1)
 
 
 def _sweep() -> None:

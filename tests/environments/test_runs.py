@@ -153,9 +153,10 @@ EPISODE = Completion(
     finish="stop",
     turns=[
         Turn(sample=0, context=[1], num_sampled=1, finish="stop"),
-        Turn(sample=1, context=[2], num_sampled=1, finish="stop"),
+        Turn(sample=1, context=[2], num_sampled=1, finish="stop", earned=0.5),
     ],
     rewards={"environment": 1.0},
+    noted={"tries": 2.0},
 )
 
 
