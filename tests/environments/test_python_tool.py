@@ -30,7 +30,7 @@ def isolation() -> Isolation:
 
 async def test_programs_are_run_and_their_faults_read() -> None:
     """What is printed, a traceback, a limit that stops it, a value that is no program: text for the model."""
-    tool = python_tool.Python(isolation=isolation(), cpu_s=1, wall_s=20)._tool
+    tool = python_tool.Python(isolation=isolation(), cpu_s=1, wall_s=60)._tool
 
     async def told(program: object) -> str:
         return await answered(ToolCall(id="c", name="python", arguments={"program": program}), tool)
