@@ -134,11 +134,11 @@ async def beside_bombs(scorer: Scorer) -> dict[str, Any]:
             tasks = [group.create_task(bomb(answer)) for answer in BOMBS]
             while not all(task.done() for task in tasks):
                 asked = time.perf_counter()
-                await scorer.score(*subject(str(len(took)), f"{len(took)}.0"))
+                await scorer.score(*subject(f"{len(took)} + x", f"x + {len(took)}"))  # for a worker, and never known
                 took.append(time.perf_counter() - asked)
                 await asyncio.sleep(0.05)
         bombs_s, behind = time.perf_counter() - start, time.perf_counter()
-        await scorer.score(*subject("1/3", r"\frac{2}{6}"))
+        await scorer.score(*subject("x/3", r"\frac{2x}{6}"))
         behind_s = time.perf_counter() - behind
         done.set()
     return {

@@ -5,7 +5,7 @@
 - The score is the rubric's: each function with a weight is a part, its value times its weight; one with weight 0 is
   noted beside, in the metrics.
 - A reward function that raises is not a 0, as the package would have it: what it raised is an error of the environment
-  (``base.py``). Plain functions are called in threads.
+  (``base.py``). Plain functions are called in threads; turns and tools run where the package runs them, on the loop.
 - An episode whose model said nothing at all in a turn cannot be judged by functions of text: its reward is 0.
 """
 

@@ -68,7 +68,7 @@ async def test_a_group_of_bombs_delays_nobody() -> None:
     gap = await _worst_gap_while(_judge_bombs(reward))
     assert gap < 0.2
     assert (len(reward.rules.pids), len(reward.symbolic.pids)) == (2, 2)
-    assert (await reward(completion(r"\boxed{0.5}"), prompt(r"\frac{1}{2}"))).value == 1.0
+    assert (await reward(completion(r"\boxed{x + 1}"), prompt("1 + x"))).value == 1.0
     assert (await reward(completion(r"\boxed{\int_0^2 x dx}"), prompt("2"))).value == 1.0
     await reward.close()
 
@@ -76,7 +76,7 @@ async def test_a_group_of_bombs_delays_nobody() -> None:
 async def _judge_bombs(reward: Math) -> None:
     async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         tasks = [group.create_task(reward(completion(rf"\boxed{{{bomb}}}"), prompt("2"))) for bomb in BOMBS]
-        beside = await reward(completion(r"\boxed{2}"), prompt("2"))
+        beside = await reward(completion(r"\boxed{x + 2}"), prompt("2 + x"))
         assert not any(task.done() for task in tasks)
         assert beside.value == 1.0
     assert [task.result().value for task in tasks] == [0.0] * len(BOMBS)
@@ -148,10 +148,21 @@ async def test_a_known_answer_is_not_judged_again() -> None:
     """The members of a group that give one answer cost one question; another right answer makes it another one."""
     reward = Math(num_workers=1)
     await reward.open()
-    first = await reward(completion(r"so \boxed{0.5}"), prompt("1/2"))
+    first = await reward(completion(r"so \boxed{x + 1}"), prompt("1 + x"))
     await reward.rules.close()
-    assert await reward(completion(r"or \boxed{0.5}"), prompt("1/2")) == first
+    assert await reward(completion(r"or \boxed{x + 1}"), prompt("1 + x")) == first
     await reward.close()
+
+
+async def test_a_plain_number_needs_no_worker() -> None:
+    """Most answers are one: compared where they are found, with the reason that a worker would give."""
+    reward = Math()  # and no process was started
+    judged = [await reward(completion(rf"\boxed{{{answer}}}"), prompt("1,000")) for answer in ("1000", "1000.0", "999")]
+    assert [(each.value, each.reason) for each in judged] == [
+        (1.0, "same_text"),
+        (1.0, "same_value"),
+        (0.0, "other_value"),
+    ]
 
 
 async def test_deep_nesting_is_wrong_and_no_failure() -> None:
