@@ -38,7 +38,7 @@ from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
 from prl.ledger import Entry, Measured, Records, group_of
 from prl.log import get_logger
-from prl.metrics import LagSummary, StepReport, lag_of
+from prl.metrics import StepReport, lag_of
 from prl.open_prompts import OpenPrompts, Source
 from prl.refill import Refill
 from prl.reporter import Judges, Reporter
@@ -65,6 +65,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     report: StepReport
     groups: list[Group]
+    batch: Batch
+    """What was made of the groups."""
+    logprobs: list[bytes]
+    """As ``TrainReport.logprobs``."""
 
 
 class Controller:
@@ -215,10 +219,11 @@ class Controller:
         taken = await self._take()
         groups = [group for _, group in taken]
         async with self._holding_weights():
-            trained, lag = await self._train(groups)
+            trained, batch = await self._train(groups)
             self._prompts.trained(trained.step, [ticket for ticket, _ in taken])
             pushed = await self._push_at_end_of_round()
-        return Step(report=self.reporter.of_step(groups, lag, trained, pushed), groups=groups)
+        report = self.reporter.of_step(groups, lag_of(batch), trained, pushed)
+        return Step(report=report, groups=groups, batch=batch, logprobs=trained.logprobs)
 
     @asynccontextmanager
     async def _holding_weights(self) -> AsyncIterator[None]:
@@ -230,7 +235,7 @@ class Controller:
         finally:
             self._weights.release()
 
-    async def _train(self, groups: list[Group]) -> tuple[TrainReport, LagSummary]:
+    async def _train(self, groups: list[Group]) -> tuple[TrainReport, Batch]:
         with waiting("the batch", "is packed"):
             batch = await self._make_batch(self.step_number, groups)
         with waiting("the trainer", f"step {self.step_number + 1}"):
@@ -238,13 +243,14 @@ class Controller:
         if trained.skipped:
             log.warning("step skipped: its loss or gradient is not finite", step=self.step_number)
         self.step_number += 1
-        return trained, lag_of(batch)
+        return trained, batch
 
     async def train_again(self, entries: list[Entry]) -> Step:
         """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
         groups = [group_of(entry, self._rollout.decode) for entry in entries]
-        trained, lag = await self._train(groups)
-        return Step(report=self.reporter.of_step_again(groups, lag, trained), groups=groups)
+        trained, batch = await self._train(groups)
+        report = self.reporter.of_step_again(groups, lag_of(batch), trained)
+        return Step(report=report, groups=groups, batch=batch, logprobs=trained.logprobs)
 
     async def _take(self) -> list[tuple[Ticket, Group]]:
         """The groups of one step; a round of batches is taken as one."""

@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -43,6 +44,7 @@ class Reporter:
         trainer: counts restarts.
         rollout: counts members that came to nothing, and streams that moved.
         judges: count calls and retries; absent, there are none.
+        now: Unix time in seconds.
     """
 
     def __init__(
@@ -53,8 +55,11 @@ class Reporter:
         trainer: Trainer,
         rollout: Rollout,
         judges: Judges | None,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._engines, self._trainer, self._rollout, self._judges = engines, trainer, rollout, judges
+        self._now = now
+        self._verified_gap: float | None = None
         self._drops_before: Counter[str] = Counter()
         self._mended_before = Mended()
         self.meter = Meter(clock, self._engine_counters)
@@ -63,6 +68,8 @@ class Reporter:
         self, groups: Sequence[Group], lag: LagSummary, trained: TrainReport, pushed: PushReport | None
     ) -> StepReport:
         """The report of a step that is done now; ``pushed`` is None within a round."""
+        if pushed is not None and pushed.gap_mean is not None:
+            self._verified_gap = pushed.gap_mean
         return step_report(
             groups,
             lag,
@@ -71,12 +78,24 @@ class Reporter:
             timing=self.meter.lap(),
             dropped=self._dropped(),
             mended=self.mended(),
+            at=self._now(),
+            verified_gap=self._verified_gap,
             calls={} if self._judges is None else self._judges.lap(),
         )
 
     def of_step_again(self, groups: Sequence[Group], lag: LagSummary, trained: TrainReport) -> StepReport:
         """The report of a step that the trainer did again."""
-        return step_report(groups, lag, trained, None, timing=self.meter.lap(), dropped={}, mended=self.mended())
+        return step_report(
+            groups,
+            lag,
+            trained,
+            None,
+            timing=self.meter.lap(),
+            dropped={},
+            mended=self.mended(),
+            at=self._now(),
+            verified_gap=self._verified_gap,
+        )
 
     def mended(self) -> Mended:
         """What died and was made good since the last report."""

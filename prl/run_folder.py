@@ -24,7 +24,8 @@ import msgspec
 
 from prl.disk import append
 from prl.metrics import StepReport
-from prl.types import Group
+from prl.sample_lines import sample_lines
+from prl.types import Batch, Group
 
 EVALUATIONS = "evaluations.jsonl"
 
@@ -161,9 +162,11 @@ class RunFolder:
         """Append one step."""
         self._append("metrics.jsonl", [report.line()])
 
-    def write_samples(self, step: int, groups: Sequence[Group]) -> None:
-        """Append the completions trained in one step."""
-        self._append("samples.jsonl", (line for group in groups for line in sample_lines(step, group)))
+    def write_samples(
+        self, step: int, groups: Sequence[Group], batch: Batch | None = None, logprobs: Sequence[bytes] = ()
+    ) -> None:
+        """Append the completions trained in one step; see ``sample_lines.py``."""
+        self._append("samples.jsonl", sample_lines(step, groups, batch, logprobs))
 
     def write_evaluation(self, line: dict[str, Any]) -> None:
         """Append one evaluation, complete or not."""
@@ -182,28 +185,6 @@ class RunFolder:
 
     def _append(self, name: str, lines: Iterable[Any]) -> None:
         append(self.path / name, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-
-
-def sample_lines(step: int, group: Group) -> Iterable[dict[str, Any]]:
-    """One object for each completion: text for people, ids, versions and log-probabilities for checks.
-
-    An episode's has its ``turns`` too: the ids before each, and how many of ``token_ids`` it sampled.
-    """
-    for completion, score in zip(group.completions, group.scores, strict=True):
-        line = {
-            "step": step,
-            "prompt_id": group.prompt.id,
-            "prompt": group.prompt.text,
-            "completion": completion.text,
-            "finish": completion.finish,
-            "reward": score.reward,
-            "parts": score.parts,
-            "prompt_token_ids": group.prompt.token_ids,
-            "token_ids": completion.token_ids,
-            "versions": completion.versions,
-            "logprobs": [round(value, 6) for value in completion.logprobs],
-        }
-        yield {**line, "turns": completion.turns} if completion.turns else line
 
 
 def read_steps(path: Path, first: int, last: int) -> list[StepLine]:

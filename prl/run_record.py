@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,13 @@ class RunRecord:
 
     async def step(self, step: Step) -> None:
         """Count a step and write its lines."""
-        number, every = step.report.step, self._config.run.samples_every
+        number = step.report.step
         self.totals.add(step.report)
         await self._disk.write("metrics.jsonl", lambda: self._folder.write_metrics(step.report))
-        if every and number % every == 0:
-            await self._disk.write("samples.jsonl", lambda: self._folder.write_samples(number, step.groups))
+        if step.batch.with_logprobs:  # as run.samples_every says
+            await self._disk.write(
+                "samples.jsonl", partial(self._folder.write_samples, number, step.groups, step.batch, step.logprobs)
+            )
 
     async def evaluation(self, line: dict[str, Any]) -> None:
         """Write the line of an evaluation, complete or not."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol
@@ -83,6 +84,8 @@ class PushReport(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of the transfer, until the last engine had received it; and loaded it, where it was not staged."""
     verify_gap: float | None
     """How far the probe's log-probabilities of the worst engine are from the trainer's; None: not verified."""
+    gap_mean: float | None = None
+    """The mean of these differences, whatever ``verify_gap`` is of them."""
 
 
 class WeightSync:
@@ -154,7 +157,7 @@ class WeightSync:
         try:
             async with awake_timeout(self._timeout_s):
                 times = await self._swap(version, pending)
-                verify_gap = await self._verify(version, pending)
+                gap, gap_mean = await self._verify(version, pending)
         except SideError as failed:
             raise WeightSyncError(f"{self._under_way} failed on the side of the {failed}") from failed.error
         except TimeoutError:
@@ -162,7 +165,7 @@ class WeightSync:
             raise WeightSyncError(
                 f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}"
             ) from None
-        return PushReport(version=version, verify_gap=verify_gap, **times)
+        return PushReport(version=version, verify_gap=gap, gap_mean=gap_mean, **times)
 
     async def _swap(self, version: int, pending: dict[str, str]) -> dict[str, float]:
         """Send and load, with the engines still for as little of it as they can be; returns the report's times."""
@@ -190,10 +193,10 @@ class WeightSync:
             "publish_s": arrived - begun if staged else loaded - still,
         }
 
-    async def _verify(self, version: int, pending: dict[str, str]) -> float | None:
-        """Compare both sides on the probe; the first push is always verified."""
+    async def _verify(self, version: int, pending: dict[str, str]) -> tuple[float | None, float | None]:
+        """Compare both sides on the probe: ``gap_of`` the differences and their mean. The first push is always."""
         if self._num_pushes > 0 and (self._verify_every == 0 or self._num_pushes % self._verify_every != 0):
-            return None
+            return None, None
         scores = await together(
             pending,
             "verification",
@@ -204,7 +207,8 @@ class WeightSync:
         gap = self._largest_gap(version, scores["trainer"], scores["engines"])
         self._check_moved(version, scores["trainer"], scores["engines"])
         self._proven = (scores["trainer"], scores["engines"])
-        return gap
+        means = [statistics.fmean(_differences(scores["trainer"], found)) for found in scores["engines"].values()]
+        return gap, max(means, default=None)
 
     def _largest_gap(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> float:
         largest = 0.0

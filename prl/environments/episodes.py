@@ -150,4 +150,5 @@ def _with_rewards(verdict: Verdict, completion: Completion) -> Verdict:
     given = completion.rewards
     if not isinstance(verdict, Score) or not given:
         return verdict
-    return Score(reward=verdict.reward + sum(given.values()), parts={**verdict.parts, **given})
+    parts = {**verdict.parts, **given}
+    return Score(reward=verdict.reward + sum(given.values()), parts=parts, messages=verdict.messages)
