@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,9 @@ from prl.refill import Refill
 from prl.reporter import Judges, Reporter
 from prl.rollout import Done, Outcome, Rollout
 from prl.sync import PushReport, WeightSync
+from prl.timeline import State, Timeline
 from prl.trainer.base import Trainer, TrainReport
+from prl.trainer.kept import TRAINER_LANES
 from prl.types import Batch, Group
 from prl.waits import Wait, loop, waiting
 
@@ -92,7 +94,9 @@ class Controller:
         refill: Refill | None = None,
         before_push: Callable[[], Awaitable[int]] | None = None,
         measure: Callable[[Group], Measured | None] = lambda _: None,
+        timeline: Timeline | None = None,
     ) -> None:
+        self._timeline = timeline or Timeline()
         self._engines, self._trainer = engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
@@ -236,9 +240,10 @@ class Controller:
             self._weights.release()
 
     async def _train(self, groups: list[Group]) -> tuple[TrainReport, Batch]:
-        with waiting("the batch", "is packed"):
+        number = self.step_number + 1
+        with waiting("the batch", "is packed"), self._doing("waiting", f"batch {number} is packed", step=number):
             batch = await self._make_batch(self.step_number, groups)
-        with waiting("the trainer", f"step {self.step_number + 1}"):
+        with waiting("the trainer", f"step {number}"), self._doing("training", step=number):
             trained = await self._trainer.train(batch)
         if trained.skipped:
             log.warning("step skipped: its loss or gradient is not finite", step=self.step_number)
@@ -248,7 +253,8 @@ class Controller:
     async def train_again(self, entries: list[Entry]) -> Step:
         """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
         groups = [group_of(entry, self._rollout.decode) for entry in entries]
-        trained, batch = await self._train(groups)
+        with self._because("again, from the journal"):
+            trained, batch = await self._train(groups)
         report = self.reporter.of_step_again(groups, lag_of(batch), trained)
         return Step(report=report, groups=groups, batch=batch, logprobs=trained.logprobs)
 
@@ -258,8 +264,12 @@ class Controller:
         if not self._round:
             waits_since, count = self._clock(), self._num_left_in_round()
             self.waits_for_batch = True
+            what = f"batch {self.step_number + 1}"
             try:
-                with waiting(f"trainer waits for batch {self.step_number + 1}", on=lambda: self._missing(count)):
+                with (
+                    waiting(f"trainer waits for {what}", on=lambda: self._missing(count)),
+                    self._doing("waiting", what),
+                ):
                     self._round.extend(await self._buffer.take(count))
             finally:
                 self.waits_for_batch = False
@@ -282,12 +292,31 @@ class Controller:
             return None
         if self._before_push is not None:
             waits_since = self._clock()
-            self.reporter.meter.evals_incomplete = await self._before_push()
+            with self._doing("waiting", "the evaluation of the version before"):
+                self.reporter.meter.evals_incomplete = await self._before_push()
             self.reporter.meter.eval_block_s = self._clock() - waits_since
-        pushed = await self._sync.push(self.step_number)
+        with self._doing("publishing", "the engines take the new weights", version=self.step_number):
+            pushed = await self._sync.push(self.step_number)
         log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
+
+    @contextmanager
+    def _doing(
+        self, state: State, why: str | None = None, *, step: int | None = None, version: int | None = None
+    ) -> Iterator[None]:
+        """The step is this far; ``why`` is also what the trainer waits for, while it does nothing itself."""
+        reason = nullcontext() if why is None else self._because(why)
+        with reason, self._timeline.during("controller", state, why, step=step, version=version):
+            yield
+
+    @contextmanager
+    def _because(self, why: str) -> Iterator[None]:
+        before = self._timeline.because(TRAINER_LANES, why)
+        try:
+            yield
+        finally:
+            self._timeline.because(TRAINER_LANES, before)
 
     @property
     def steps_into_round(self) -> int:

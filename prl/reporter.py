@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -18,6 +17,7 @@ from prl.engines.pool import EnginePool
 from prl.metrics import LagSummary, Mended, Meter, StepReport, step_report
 from prl.rollout import Rollout
 from prl.sync import PushReport
+from prl.timeline import unix_time
 from prl.trainer.base import Trainer, TrainReport
 from prl.types import Group
 
@@ -55,7 +55,7 @@ class Reporter:
         trainer: Trainer,
         rollout: Rollout,
         judges: Judges | None,
-        now: Callable[[], float] = time.time,
+        now: Callable[[], float] = unix_time,
     ) -> None:
         self._engines, self._trainer, self._rollout, self._judges = engines, trainer, rollout, judges
         self._now = now

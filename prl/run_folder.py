@@ -5,7 +5,8 @@
     checkpoints/     step-000010/ ...                    export/           Hugging Face safetensors and tokenizer
     logs/            what each child process printed     summary.json      how it ended
     evaluations.jsonl   one object an evaluation         journal/          what became of every prompt (journal.py)
-    lock             who writes here (claim.py)
+    timeline.jsonl   what each part did, and when        gauges.jsonl      how full it was, each second (chronicle.py)
+    versions.json    software and devices                lock              who writes here (claim.py)
 
 Lines of steps that a resumed run repeats are cut from the files first, so a step never stands there twice. JSON numbers
 are finite; what is not is written as null.
@@ -27,7 +28,7 @@ from prl.metrics import StepReport
 from prl.sample_lines import sample_lines
 from prl.types import Batch, Group
 
-EVALUATIONS = "evaluations.jsonl"
+EVALUATIONS, VERSIONS = "evaluations.jsonl", "versions.json"
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -178,10 +179,14 @@ class RunFolder:
         return path.exists() and any(_STEP.decode(line).step == step for line in path.read_bytes().splitlines())
 
     def write_summary(self, summary: Summary) -> None:
-        """Write how the run ended, atomically."""
-        draft = self.path / "summary.json.part"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-        draft.replace(self.path / "summary.json")
+        """Write how the run ended."""
+        self.write_json("summary.json", summary)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a file of one object, atomically."""
+        draft = self.path / f"{name}.part"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        draft.replace(self.path / name)
 
     def _append(self, name: str, lines: Iterable[Any]) -> None:
         append(self.path / name, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

@@ -243,7 +243,7 @@ def test_a_line_holds_no_number_that_json_has_not() -> None:
 
 
 def test_the_gap_between_trainer_and_engines_has_two_parts() -> None:
-    """Numerics: enough tokens of lag 0, else the last proof of a push, else unknown. Staleness is the rest, never < 0."""
+    """Numerics: enough tokens of lag 0, else the last proof of a push, else unknown. Staleness is the rest."""
     few = msgspec.structs.replace(TRAINED, tokens_fresh=10)
     found = [report(trained=few), report(trained=few, verified_gap=0.125), report(trained=few, verified_gap=0.5)]
     assert [(one.gap_numerics, one.gap_staleness) for one in found] == [(None, None), (0.125, 0.125), (0.5, 0.0)]
