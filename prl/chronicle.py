@@ -46,7 +46,8 @@ class Chronicle:
         finally:
             with failures_to(failure.set, "the end of the timeline"):
                 self._timeline.end()
-                await self._flush()
+                if self._disk.blocked is None:  # else it was waited for already
+                    await self._flush()
 
     async def _write_on(self) -> None:
         while True:

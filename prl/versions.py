@@ -13,14 +13,14 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-PACKAGES = ("prl", "torch", "vllm", "transformers")
+PACKAGES = {"prl": "prl-train", "torch": "torch", "vllm": "vllm", "transformers": "transformers"}
 ASK_TIMEOUT_S = 10.0
 
 
 def versions() -> dict[str, Any]:
     """The versions of what computes, None where it is not installed; the platform; the devices. Blocking."""
     return {
-        **{package: _version(package) for package in PACKAGES},
+        **{name: _version(package) for name, package in PACKAGES.items()},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "devices": [*_gpus(), {"kind": "cpu", "name": _processor(), "cores": _num_cores()}],
