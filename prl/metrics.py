@@ -233,8 +233,8 @@ def step_report(
 ) -> StepReport:
     """Put one step's numbers together.
 
-    ``pushed`` is None where the step's weights stay in the trainer for now; ``verified_gap`` is the ``gap_mean`` of the
-    last push that has one; ``calls`` is the rewards' ``lap``.
+    ``pushed`` is None where the step's weights stay in the trainer for now; ``verified_gap`` is the mean
+    distance at the last proof of a push; ``calls`` is the rewards' ``lap``.
     """
     rewards = [score.reward for group in groups for score in group.scores]
     lengths = [len(completion.token_ids) for group in groups for completion in group.completions]

@@ -44,6 +44,7 @@ class Reporter:
         trainer: counts restarts.
         rollout: counts members that came to nothing, and streams that moved.
         judges: count calls and retries; absent, there are none.
+        verified_gap: mean distance of the engines' log-probabilities from the trainer's at the last proof of a push.
         now: Unix time in seconds.
     """
 
@@ -55,11 +56,12 @@ class Reporter:
         trainer: Trainer,
         rollout: Rollout,
         judges: Judges | None,
+        verified_gap: Callable[[], float | None] = lambda: None,
         now: Callable[[], float] = unix_time,
     ) -> None:
         self._engines, self._trainer, self._rollout, self._judges = engines, trainer, rollout, judges
         self._now = now
-        self._verified_gap: float | None = None
+        self._verified_gap = verified_gap
         self._drops_before: Counter[str] = Counter()
         self._mended_before = Mended()
         self.meter = Meter(clock, self._engine_counters)
@@ -68,8 +70,6 @@ class Reporter:
         self, groups: Sequence[Group], lag: LagSummary, trained: TrainReport, pushed: PushReport | None
     ) -> StepReport:
         """The report of a step that is done now; ``pushed`` is None within a round."""
-        if pushed is not None and pushed.gap_mean is not None:
-            self._verified_gap = pushed.gap_mean
         return step_report(
             groups,
             lag,
@@ -79,7 +79,7 @@ class Reporter:
             dropped=self._dropped(),
             mended=self.mended(),
             at=self._now(),
-            verified_gap=self._verified_gap,
+            verified_gap=self._verified_gap(),
             calls={} if self._judges is None else self._judges.lap(),
         )
 
@@ -94,7 +94,7 @@ class Reporter:
             dropped={},
             mended=self.mended(),
             at=self._now(),
-            verified_gap=self._verified_gap,
+            verified_gap=self._verified_gap(),
         )
 
     def mended(self) -> Mended:
