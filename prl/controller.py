@@ -265,7 +265,7 @@ class Controller:
 
     async def _train(self, groups: list[Group]) -> tuple[TrainReport, Batch]:
         number = self.step_number + 1
-        with waiting("the batch", "is packed"), self._doing("waiting", f"batch {number} is packed", step=number):
+        with waiting("the batch", "is packed"), self._doing("waiting", "the batch is packed", step=number):
             batch = await self._make_batch(self.step_number, groups)
         with waiting("the trainer", f"step {number}"), self._doing("training", step=number):
             trained = await self._trainer.train(batch)
@@ -288,11 +288,11 @@ class Controller:
         if not self._round:
             waits_since, count = self._clock(), self._num_left_in_round()
             self.waits_for_batch = True
-            what = f"batch {self.step_number + 1}"
+            number = self.step_number + 1
             try:
                 with (
-                    waiting(f"trainer waits for {what}", on=lambda: self._missing(count)),
-                    self._doing("waiting", what),
+                    waiting(f"trainer waits for batch {number}", on=lambda: self._missing(count)),
+                    self._doing("waiting", "the next batch", step=number),
                 ):
                     self._round.extend(await self._buffer.take(count))
             finally:

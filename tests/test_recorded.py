@@ -61,7 +61,7 @@ def test_a_run_that_is_resumed_records_on(tmp_path: Path) -> None:
     for part in (first_spans, spans[len(first_spans) :]):
         _check_lanes(part)
     whys = {span["why"] for span in spans if span["lane"] == "trainer rank 0" and "why" in span}
-    assert {"batch 1", "a checkpoint"} <= whys
+    assert {"the next batch", "a checkpoint"} <= whys
     trained = [line["step"] for line in spans if line["lane"] == "trainer rank 0" and line["state"] == "training"]
     assert trained == [1, 2, 3, 4]
     assert {"num_slots", "running", "finished", "taken"} <= set(gauges[-1]["slots"])
