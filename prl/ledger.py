@@ -103,6 +103,7 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Of an episode, as in ``Completion``."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
     messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    noted: dict[str, float] = msgspec.field(default_factory=dict)
 
     def copy(self) -> Member:
         """The same, with lists of its own."""
@@ -115,6 +116,7 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
             turns=self.turns,
             rewards=self.rewards,
             messages=self.messages,
+            noted=self.noted,
         )
 
     def add(self, chunk: TokenChunk) -> None:
@@ -370,6 +372,7 @@ def completion_of(member: Member, text_of: Callable[[list[int]], str]) -> Comple
         turns=member.turns,
         rewards=member.rewards,
         messages=member.messages,
+        noted=member.noted,
     )
 
 
@@ -383,6 +386,7 @@ def member_of(episode: Completion) -> Member:
         turns=episode.turns,
         rewards=episode.rewards,
         messages=episode.messages,
+        noted=episode.noted,
     )
 
 

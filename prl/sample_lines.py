@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 from prl.trainer.base import LOGPROB_BYTES
@@ -24,8 +25,8 @@ DIGITS = 6
 class Learned(NamedTuple):
     """What the trainer made of one completion."""
 
-    advantage: float | None = None
-    """Of each of its tokens; None: it was not trained."""
+    advantages: float | list[float] | None = None
+    """Of all of its tokens, or of each where turns differ; None: it was not trained."""
     logprobs: list[float] | None = None
     """Of each of its tokens, under the weights that were trained; None: not known."""
 
@@ -42,7 +43,7 @@ def sample_lines(
     learned = iter(()) if batch is None else _learned(groups, batch, logprobs)
     for group in groups:
         for member, (completion, score) in enumerate(zip(group.completions, group.scores, strict=True)):
-            advantage, trained = next(learned, Learned())
+            advantages, trained = next(learned, Learned())
             line = {
                 "step": step,
                 "group": group.prompt.id,
@@ -59,7 +60,7 @@ def sample_lines(
                 "versions": completion.versions,
                 "logprobs": [round(value, DIGITS) for value in completion.logprobs],
                 "trained_logprobs": None if trained is None else [round(value, DIGITS) for value in trained],
-                "advantages": None if advantage is None else round(advantage, DIGITS),
+                "advantages": _rounded(advantages),
             }
             yield {**line, "turns": completion.turns, "messages": completion.messages} if completion.turns else line
 
@@ -75,13 +76,12 @@ def _learned(groups: Sequence[Group], batch: Batch, logprobs: Sequence[bytes]) -
             if not any(any(sample.loss_mask) for sample in samples):
                 yield Learned()
                 continue
-            advantage = next(
-                advantage
-                for sample in samples
-                for advantage, mask in zip(sample.advantages, sample.loss_mask, strict=True)
-                if mask
+            trained = [list(compress(sample.advantages, sample.loss_mask)) for sample in samples]
+            advantages = _by_token(completion, trained)
+            is_one = advantages.count(advantages[0]) == len(advantages)
+            yield Learned(
+                advantages[0] if is_one else advantages, _by_token(completion, of_samples) if of_samples else None
             )
-            yield Learned(advantage, _by_token(completion, of_samples) if of_samples else None)
 
 
 def _by_token(completion: Completion, of_samples: Sequence[Sequence[float]]) -> list[float]:
@@ -90,6 +90,12 @@ def _by_token(completion: Completion, of_samples: Sequence[Sequence[float]]) -> 
         return list(of_samples[0])
     left = [iter(of_sample) for of_sample in of_samples]
     return [next(left[turn.sample]) for turn in completion.turns for _ in range(turn.num_sampled)]
+
+
+def _rounded(values: float | list[float] | None) -> float | list[float] | None:
+    if isinstance(values, list):
+        return [round(value, DIGITS) for value in values]
+    return None if values is None else round(values, DIGITS)
 
 
 def _floats(data: bytes) -> array[float]:
