@@ -38,26 +38,38 @@ async function ask(url, signal) {
     response = await fetch(url, { signal, headers: { Accept: "application/json" } });
   } catch (error) {
     if (isStale(error)) throw error;
-    throw new ApiError("The server does not answer",
-      "It ends with its run. To look at what the run left, start prl view with the run's folder and open the address that it prints.");
+    throw new ApiError(
+      "The server does not answer",
+      "It ends with its run. To look at what the run left, start prl view with the run's folder and open the address that it prints.",
+    );
   }
   if (response.ok) return response;
   const told = await response.json().catch(() => ({}));
-  const title = response.status === 404 ? "Not found" : response.status === 401 || response.status === 403
-    ? "The server asks for its token" : "The server could not answer";
-  const what = told.error ?? (response.status === 401 || response.status === 403
-    ? "Open the address with ?token=… that was printed at the start; it is then kept for this browser."
-    : `It answered ${response.status} to ${url}. The terminal where it runs says why.`);
+  const title =
+    response.status === 404
+      ? "Not found"
+      : response.status === 401 || response.status === 403
+        ? "The server asks for its token"
+        : "The server could not answer";
+  const what =
+    told.error ??
+    (response.status === 401 || response.status === 403
+      ? "Open the address with ?token=… that was printed at the start; it is then kept for this browser."
+      : `It answered ${response.status} to ${url}. The terminal where it runs says why.`);
   throw new ApiError(title, what, response.status);
 }
 
 function pause(ms, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, ms);
-    signal?.addEventListener("abort", () => {
-      clearTimeout(timer);
-      reject(new DOMException("stale", "AbortError"));
-    }, { once: true });
+    signal?.addEventListener(
+      "abort",
+      () => {
+        clearTimeout(timer);
+        reject(new DOMException("stale", "AbortError"));
+      },
+      { once: true },
+    );
   });
 }
 

@@ -5,15 +5,22 @@ import uPlot from "./vendor/uPlot.esm.js";
 import { colour, faint } from "./palette.js";
 import { compact, duration, clock, number } from "./format.js";
 
-const TIME_STEPS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
-  3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000];
+const TIME_STEPS = [
+  0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200,
+  14400, 21600, 43200, 86400, 172800, 432000, 864000,
+];
 
 /** How an x is written: on the axis, and in words. */
 export const X_KINDS = {
   step: { axis: compact, said: (x) => `step ${number(x)}`, steps: undefined },
   samples: { axis: compact, said: (x) => `${compact(x)} samples`, steps: undefined },
   at: { axis: duration, said: (x) => `after ${duration(x)}`, steps: TIME_STEPS },
-  clock: { axis: (x) => clock(x), said: (x) => clock(x, true), steps: TIME_STEPS },
+  clock: {
+    axis: (x, marks) => clock(x, marks[1] - marks[0] < 1),
+    said: (x) => clock(x, true),
+    steps: TIME_STEPS,
+    space: 92,
+  },
 };
 
 export class Chart {
@@ -27,10 +34,45 @@ export class Chart {
    * `element` becomes the chart. `sync`: charts of one name share the cursor. `onCursor(index | null)`. `onZoom(from, to)` in x.
    * `onReset()` undoes it. `yWidth`: of the axis, so that charts stand in line with something else.
    */
-  constructor(element, { title, format = number, axis = compact, sync = null, height = 190, yWidth = 48, tight = false, xLabels = true, onCursor = () => {}, onZoom = null, onReset = null }) {
-    Object.assign(this, { element, title, format, axis, sync, height, yWidth, tight, xLabels, onCursor, onZoom, onReset });
+  constructor(
+    element,
+    {
+      title,
+      format = number,
+      axis = compact,
+      sync = null,
+      height = 190,
+      yWidth = 48,
+      tight = false,
+      xLabels = true,
+      onCursor = () => {},
+      onZoom = null,
+      onReset = null,
+    },
+  ) {
+    Object.assign(this, {
+      element,
+      title,
+      format,
+      axis,
+      sync,
+      height,
+      yWidth,
+      tight,
+      xLabels,
+      onCursor,
+      onZoom,
+      onReset,
+    });
     element.classList.add("chart");
-    for (const [name, value] of [["tabindex", "0"], ["role", "slider"], ["aria-label", title], ["aria-valuemin", 0], ["aria-valuemax", 0], ["aria-valuenow", 0]]) {
+    for (const [name, value] of [
+      ["tabindex", "0"],
+      ["role", "slider"],
+      ["aria-label", title],
+      ["aria-valuemin", 0],
+      ["aria-valuemax", 0],
+      ["aria-valuenow", 0],
+    ]) {
       element.setAttribute(name, value);
     }
     element.addEventListener("keydown", (event) => this.#key(event));
@@ -71,26 +113,61 @@ export class Chart {
 
   #columns(lines, log) {
     const ok = (values) => (log ? values.map((value) => (value > 0 ? value : null)) : values);
-    const tables = lines.map(({ x, y, min, max, raw }) => [x, ...(min ? [ok(min), ok(max)] : []), ...(raw ? [ok(raw)] : []), ok(y)]);
+    const tables = lines.map(({ x, y, min, max, raw }) => [
+      x,
+      ...(min ? [ok(min), ok(max)] : []),
+      ...(raw ? [ok(raw)] : []),
+      ok(y),
+    ]);
     const same = lines.every((line) => line.x === lines[0].x);
     const columns = same ? [lines[0]?.x ?? [], ...tables.flatMap((table) => table.slice(1))] : uPlot.join(tables);
-    const series = [{}], bands = [];
+    const series = [{}],
+      bands = [];
     for (const { label, style, min, raw, points = false } of lines) {
       if (min) {
         bands.push({ series: [series.length + 1, series.length], fill: faint(style.colour, 0.13) });
-        for (const edge of ["least", "most"]) series.push({ label: `${label} ${edge}`, stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
+        for (const edge of ["least", "most"])
+          series.push({
+            label: `${label} ${edge}`,
+            stroke: "transparent",
+            width: 0,
+            points: { show: false },
+            spanGaps: true,
+          });
       }
-      if (raw) series.push({ label: `${label} unsmoothed`, stroke: faint(style.colour, 0.3), width: 1, points: { show: false }, spanGaps: true });
-      series.push({ label, stroke: colour(style.colour), width: 1.6, dash: style.dash, spanGaps: true, main: true,
-        points: { show: points || columns[0].length < 3, size: 6, fill: colour(style.colour) } });
+      if (raw)
+        series.push({
+          label: `${label} unsmoothed`,
+          stroke: faint(style.colour, 0.3),
+          width: 1,
+          points: { show: false },
+          spanGaps: true,
+        });
+      series.push({
+        label,
+        stroke: colour(style.colour),
+        width: 1.6,
+        dash: style.dash,
+        spanGaps: true,
+        main: true,
+        points: { show: points || columns[0].length < 3, size: 6, fill: colour(style.colour) },
+      });
     }
     return [columns, series, bands];
   }
 
   #options(series, bands, kind, log) {
-    const axis = { stroke: colour("muted"), font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: colour("line"), width: 1 } };
+    const axis = {
+      stroke: colour("muted"),
+      font: "11px system-ui, sans-serif",
+      ticks: { show: false },
+      grid: { stroke: colour("line"), width: 1 },
+    };
     return {
-      width: this.#width(), height: this.height, series, bands,
+      width: this.#width(),
+      height: this.height,
+      series,
+      bands,
       legend: { show: false },
       padding: [8, this.tight ? 0 : 16, 0, 0],
       scales: {
@@ -98,14 +175,35 @@ export class Chart {
         y: log ? { distr: 3 } : { range: (_, from, to) => padded(from, to) },
       },
       axes: [
-        { ...axis, show: this.xLabels, size: 22, gap: 4, space: 64, grid: { show: false }, incrs: kind.steps, values: (_, all) => all.map(kind.axis) },
-        { ...axis, size: this.yWidth, gap: 6, space: 30, values: (_, all) => all.map((value) => (value === null ? "" : this.axis(value))) },
+        {
+          ...axis,
+          show: this.xLabels,
+          size: 22,
+          gap: 4,
+          space: kind.space ?? 64,
+          grid: { show: false },
+          incrs: kind.steps,
+          values: (_, all) => all.map((x) => kind.axis(x, all)),
+        },
+        {
+          ...axis,
+          size: this.yWidth,
+          gap: 6,
+          space: 30,
+          values: (_, all) => all.map((value) => (value === null ? "" : this.axis(value, all))),
+        },
       ],
       cursor: {
-        y: false, points: { size: 7, one: false, show: (plot, at) => (series[at].main ? undefined : false) },
+        y: false,
+        points: { size: 7, one: false, show: (plot, at) => (series[at].main ? undefined : false) },
         drag: { x: this.onZoom !== null, y: false, setScale: false },
         sync: this.sync ? { key: this.sync, setSeries: false, scales: ["x", null] } : undefined,
-        bind: { dblclick: () => () => { this.onReset?.(); return null; } },
+        bind: {
+          dblclick: () => () => {
+            this.onReset?.();
+            return null;
+          },
+        },
       },
       hooks: {
         setCursor: [(plot) => this.#tell(plot.cursor.idx ?? null)],
@@ -117,7 +215,8 @@ export class Chart {
   #selected(plot) {
     const { left, width } = plot.select;
     if (width < 4) return;
-    const from = plot.posToVal(left, "x"), to = plot.posToVal(left + width, "x");
+    const from = plot.posToVal(left, "x"),
+      to = plot.posToVal(left + width, "x");
     plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
     this.onZoom?.(from, to);
   }
@@ -125,11 +224,15 @@ export class Chart {
   #tell(index) {
     if (!this.#shown) return;
     this.onCursor(index);
-    const x = this.columns[0], at = index ?? x.length - 1;
+    const x = this.columns[0],
+      at = index ?? x.length - 1;
     if (at < 0) return this.element.setAttribute("aria-valuetext", "no values");
     const told = this.valuesAt(at).map(({ label, value }) => `${label} ${this.format(value)}`);
     this.element.setAttribute("aria-valuenow", at);
-    this.element.setAttribute("aria-valuetext", `${X_KINDS[this.#shown.kind ?? "step"].said(x[at])}: ${told.join(", ") || "no values"}`);
+    this.element.setAttribute(
+      "aria-valuetext",
+      `${X_KINDS[this.#shown.kind ?? "step"].said(x[at])}: ${told.join(", ") || "no values"}`,
+    );
   }
 
   /** [{label, value, line}] of the lines at an index of x; of null the last that each has. */
@@ -139,21 +242,38 @@ export class Chart {
     for (const line of this.#shown.lines) {
       column += (line.min ? 2 : 0) + (line.raw ? 1 : 0) + 1;
       const values = this.columns[column];
-      told.push({ label: line.label, line, value: index === null ? values.findLast((value) => value !== null && value !== undefined) ?? null : values[index] ?? null });
+      told.push({
+        label: line.label,
+        line,
+        value:
+          index === null
+            ? (values.findLast((value) => value !== null && value !== undefined) ?? null)
+            : (values[index] ?? null),
+      });
     }
     return told;
   }
 
   #key(event) {
-    const plot = this.#plot, x = this.columns?.[0];
+    const plot = this.#plot,
+      x = this.columns?.[0];
     if (!plot || !x?.length || event.ctrlKey || event.metaKey || event.altKey) return;
-    const at = plot.cursor.idx ?? x.length - 1, far = Math.max(1, Math.round(x.length / 20));
-    const moves = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - far, PageDown: at + far, Home: 0, End: x.length - 1 };
+    const at = plot.cursor.idx ?? x.length - 1,
+      far = Math.max(1, Math.round(x.length / 20));
+    const moves = {
+      ArrowLeft: at - 1,
+      ArrowRight: at + 1,
+      PageUp: at - far,
+      PageDown: at + far,
+      Home: 0,
+      End: x.length - 1,
+    };
     if (event.key in moves) {
       const to = Math.max(0, Math.min(x.length - 1, moves[event.key]));
       plot.setCursor({ left: plot.valToPos(x[to], "x"), top: 10 });
     } else if ((event.key === "+" || event.key === "-") && this.onZoom) {
-      const { min, max } = plot.scales.x, half = ((max - min) / 2) * (event.key === "+" ? 0.5 : 2);
+      const { min, max } = plot.scales.x,
+        half = ((max - min) / 2) * (event.key === "+" ? 0.5 : 2);
       this.onZoom(x[at] - half, x[at] + half);
     } else if ((event.key === "0" || event.key === "Escape") && this.onReset) {
       this.onReset();
@@ -166,16 +286,23 @@ export class Chart {
 
   #width() {
     const style = getComputedStyle(this.element);
-    return Math.max(80, this.element.clientWidth - Number.parseFloat(style.paddingLeft) - Number.parseFloat(style.paddingRight));
+    return Math.max(
+      80,
+      this.element.clientWidth - Number.parseFloat(style.paddingLeft) - Number.parseFloat(style.paddingRight),
+    );
   }
 
   #resize() {
-    if (this.#plot && this.element.clientWidth && this.#plot.width !== this.#width()) this.#plot.setSize({ width: this.#width(), height: this.height });
+    if (this.#plot && this.element.clientWidth && this.#plot.width !== this.#width())
+      this.#plot.setSize({ width: this.#width(), height: this.height });
   }
 }
 
 function padded(from, to) {
   if (from === null || to === null) return [0, 1];
-  const pad = (to - from || Math.abs(to) || 1) * 0.08;
+  // what differs by rounding alone is one value: an axis of steps below its numbers' precision would never end
+  const size = Math.max(Math.abs(from), Math.abs(to)),
+    span = to - from > 1e-6 * size ? to - from : size || 1;
+  const pad = span * 0.08;
   return [from >= 0 && from - pad < 0 ? 0 : from - pad, to + pad];
 }

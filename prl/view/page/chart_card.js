@@ -7,7 +7,15 @@ import { number } from "./format.js";
 
 /** A piece of a line as the chart draws it. */
 export function sample(style) {
-  const line = svg("line", { x1: 0, y1: 4, x2: 18, y2: 4, "stroke-width": 2, stroke: colour(style.colour), "stroke-dasharray": style.dash.join(" ") });
+  const line = svg("line", {
+    x1: 0,
+    y1: 4,
+    x2: 18,
+    y2: 4,
+    "stroke-width": 2,
+    stroke: colour(style.colour),
+    "stroke-dasharray": style.dash.join(" "),
+  });
   return svg("svg", { viewBox: "0 0 18 8", "aria-hidden": "true" }, line);
 }
 
@@ -20,8 +28,13 @@ export class Legend {
   }
 
   set(values, at = null) {
-    put(this.element, values.map(({ label, line, value }) => h("li", {}, sample(line.style), h("span", { class: "clip" }, label), h("b", {}, this.format(value)))),
-      at && h("li", { class: "at" }, at));
+    put(
+      this.element,
+      values.map(({ label, line, value }) =>
+        h("li", {}, sample(line.style), h("span", { class: "clip" }, label), h("b", {}, this.format(value))),
+      ),
+      at && h("li", { class: "at" }, at),
+    );
   }
 }
 
@@ -33,8 +46,14 @@ export class ChartCard {
     this.legend = new Legend(options.format);
     this.plane = h("div");
     this.nothing = h("div", { hidden: true });
-    this.element = h("section", { class: wide ? "card wide" : "card", "aria-label": options.title },
-      h("header", {}, h("h3", {}, options.title), h("span", { class: "about", title: about }, about)), this.legend.element, this.plane, this.nothing);
+    this.element = h(
+      "section",
+      { class: wide ? "card wide" : "card", "aria-label": options.title },
+      h("header", {}, h("h2", {}, options.title), h("span", { class: "about", title: about }, about)),
+      this.legend.element,
+      this.plane,
+      this.nothing,
+    );
     this.chart = new Chart(this.plane, { ...options, onCursor: (index) => this.#tell(index) });
   }
 

@@ -3,29 +3,14 @@
 import { get, isStale } from "./api.js";
 import { h, loading, put, say, trouble } from "./dom.js";
 import { whole } from "./format.js";
+import { segments } from "./segments.js";
 import { curveSettings, keepCurveSetting } from "./settings.js";
 
-const X = [["step", "Step"], ["at", "Time"], ["samples", "Samples"]];
-
-/** One of a few, with arrow keys, as a group of radio buttons is. */
-export function segments(label, choices, chosen, onChoose) {
-  const buttons = choices.map(([value, text]) => h("button", { type: "button", role: "radio", onclick: () => choose(value), "data-value": value }, text));
-  const show = (value) => buttons.forEach((button) => {
-    button.setAttribute("aria-checked", button.dataset.value === value);
-    button.tabIndex = button.dataset.value === value ? 0 : -1;
-  });
-  const choose = (value) => { show(value); onChoose(value); };
-  show(chosen);
-  return h("div", { class: "segments", role: "radiogroup", "aria-label": label, onkeydown: (event) => {
-    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-    if (!by) return;
-    event.preventDefault();
-    event.stopPropagation();
-    const next = buttons[(buttons.indexOf(document.activeElement) + by + buttons.length) % buttons.length];
-    next.focus();
-    choose(next.dataset.value);
-  } }, buttons);
-}
+const X = [
+  ["step", "Step"],
+  ["at", "Time"],
+  ["samples", "Samples"],
+];
 
 /** Reads and writes the address' query of a place with curves. */
 export class CurveControls {
@@ -36,17 +21,45 @@ export class CurveControls {
     const shown = h("output", {}, smooth ? smooth.toFixed(2) : "off");
     this.zoomed = h("span", { class: "chips" });
     this.others = h("span", { class: "chips" });
-    this.element = h("div", { class: "toolbar", role: "group", "aria-label": "How curves are drawn" },
+    this.element = h(
+      "div",
+      { class: "toolbar", role: "group", "aria-label": "How curves are drawn" },
       segments("Over", X, x, (value) => this.#set("x", value, "step", onLoad)),
-      h("label", { class: "field" }, "Smoothing", h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: smooth, "aria-valuetext": shown.textContent, oninput: (event) => {
-        const value = Number(event.target.value);
-        shown.textContent = value ? value.toFixed(2) : "off";
-        event.target.setAttribute("aria-valuetext", shown.textContent);
-        this.#set("smooth", value, 0, onDraw);
-      } }), shown),
-      h("label", { class: "field" }, h("input", { type: "checkbox", checked: log, onchange: (event) => this.#set("log", event.target.checked ? 1 : 0, 0, onDraw) }), "Log scale"),
-      this.zoomed, h("span", { class: "spring" }), this.others,
-      compare && h("button", { type: "button", onclick: () => this.#compare() }, "Compare …"));
+      h(
+        "label",
+        { class: "field" },
+        "Smoothing",
+        h("input", {
+          type: "range",
+          min: 0,
+          max: 0.99,
+          step: 0.01,
+          value: smooth,
+          "aria-valuetext": shown.textContent,
+          oninput: (event) => {
+            const value = Number(event.target.value);
+            shown.textContent = value ? value.toFixed(2) : "off";
+            event.target.setAttribute("aria-valuetext", shown.textContent);
+            this.#set("smooth", value, 0, onDraw);
+          },
+        }),
+        shown,
+      ),
+      h(
+        "label",
+        { class: "field" },
+        h("input", {
+          type: "checkbox",
+          checked: log,
+          onchange: (event) => this.#set("log", event.target.checked ? 1 : 0, 0, onDraw),
+        }),
+        "Log scale",
+      ),
+      this.zoomed,
+      h("span", { class: "spring" }),
+      this.others,
+      compare && h("button", { type: "button", onclick: () => this.#compare() }, "Compare …"),
+    );
     this.#tell();
   }
 
@@ -86,10 +99,31 @@ export class CurveControls {
 
   #tell() {
     const { from, to, runs } = this.settings();
-    put(this.zoomed, from !== null && h("button", { type: "button", title: "Show all steps (0)", onclick: () => this.reset() },
-      `Steps ${whole(from)} – ${whole(to)}`, h("span", { "aria-hidden": "true" }, "×"), h("span", { class: "unseen" }, "show all steps")));
-    put(this.others, runs.slice(1).map((run) => h("button", { type: "button", onclick: () => this.#leave(run) }, h("span", { class: "clip" }, run),
-      h("span", { "aria-hidden": "true" }, "×"), h("span", { class: "unseen" }, "take out of the comparison"))));
+    put(
+      this.zoomed,
+      from !== null &&
+        h(
+          "button",
+          { type: "button", title: "Show all steps (0)", onclick: () => this.reset() },
+          `Steps ${whole(from)} – ${whole(to)}`,
+          h("span", { "aria-hidden": "true" }, "×"),
+          h("span", { class: "unseen" }, "show all steps"),
+        ),
+    );
+    put(
+      this.others,
+      runs
+        .slice(1)
+        .map((run) =>
+          h(
+            "button",
+            { type: "button", onclick: () => this.#leave(run) },
+            h("span", { class: "clip" }, run),
+            h("span", { "aria-hidden": "true" }, "×"),
+            h("span", { class: "unseen" }, "take out of the comparison"),
+          ),
+        ),
+    );
   }
 
   #leave(run) {
@@ -101,18 +135,50 @@ export class CurveControls {
 
   async #compare() {
     const list = h("ul", { tabindex: "0", "aria-label": "Runs" }, loading("Looking for runs"));
-    const dialog = h("dialog", { class: "compare", "aria-labelledby": "compare-title", onclose: () => dialog.remove() }, h("h2", { id: "compare-title" }, "Compare with"),
-      h("p", { class: "muted" }, "Runs of the same folder, drawn into the same charts."), list,
-      h("div", { class: "dialog-foot" }, h("button", { type: "button", onclick: () => dialog.close() }, "Done")));
+    const dialog = h(
+      "dialog",
+      { class: "compare", "aria-labelledby": "compare-title", onclose: () => dialog.remove() },
+      h("h2", { id: "compare-title" }, "Compare with"),
+      h("p", { class: "muted" }, "Runs of the same folder, drawn into the same charts."),
+      list,
+      h("div", { class: "dialog-foot" }, h("button", { type: "button", onclick: () => dialog.close() }, "Done")),
+    );
     document.body.append(dialog);
     dialog.showModal();
     try {
       const { runs } = await get(["runs"]);
       const others = runs.filter((each) => each.run !== this.run);
-      put(list, others.length ? others.map((each) => h("li", {}, h("label", {}, h("input", { type: "checkbox", checked: this.query.getAll("with").includes(each.run), onchange: (event) => {
-        if (event.target.checked) { this.query.append("with", each.run); this.#changed(this.onLoad); } else this.#leave(each.run);
-      } }), h("span", { class: "clip" }, each.run), h("span", { class: "muted" }, `step ${whole(each.step)}`))))
-        : h("li", { class: "muted" }, "There is no other run here. Start prl view with the folder that holds your runs to compare them."));
+      put(
+        list,
+        others.length
+          ? others.map((each) =>
+              h(
+                "li",
+                {},
+                h(
+                  "label",
+                  {},
+                  h("input", {
+                    type: "checkbox",
+                    checked: this.query.getAll("with").includes(each.run),
+                    onchange: (event) => {
+                      if (event.target.checked) {
+                        this.query.append("with", each.run);
+                        this.#changed(this.onLoad);
+                      } else this.#leave(each.run);
+                    },
+                  }),
+                  h("span", { class: "clip" }, each.run),
+                  h("span", { class: "muted" }, `step ${whole(each.step)}`),
+                ),
+              ),
+            )
+          : h(
+              "li",
+              { class: "muted" },
+              "There is no other run here. Start prl view with the folder that holds your runs to compare them.",
+            ),
+      );
     } catch (error) {
       if (!isStale(error)) put(list, h("li", {}, trouble(error)));
     }

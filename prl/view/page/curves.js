@@ -19,7 +19,7 @@ export class Curves {
    */
   constructor({ settings, onZoom, onReset, derive = (answer) => answer, sync = "curves", onAnswer = () => {} }) {
     Object.assign(this, { settings, onZoom, onReset, derive, sync, onAnswer });
-    this.element = h("div", { class: "grid", "aria-busy": "true" });
+    this.element = h("div", { class: "grid" });
     this.notice = h("div");
     this.refresh = throttled(() => this.load(), REFRESH_MS);
   }
@@ -28,23 +28,42 @@ export class Curves {
   async choose(specs) {
     this.destroy();
     this.#specs = specs;
-    this.#cards = specs.map((spec) => new ChartCard({
-      ...spec, sync: this.sync, onReset: this.onReset,
-      onZoom: (from, to) => this.#zoomed(from, to),
-    }));
-    put(this.element, this.#cards.map((card) => card.element));
+    this.#cards = specs.map(
+      (spec) =>
+        new ChartCard({
+          ...spec,
+          sync: this.sync,
+          onReset: this.onReset,
+          onZoom: (from, to) => this.#zoomed(from, to),
+        }),
+    );
+    put(
+      this.element,
+      this.#cards.map((card) => card.element),
+    );
     await this.load();
   }
 
   /** Ask and draw anew. */
   async load() {
-    const signal = this.#latest.next(), { x, from, to, runs } = this.settings();
-    const keys = [...new Set(this.#specs.flatMap((spec) => spec.lines.map((line) => line.key)).concat(this.needs ?? []))].join(",");
+    const signal = this.#latest.next(),
+      { x, from, to, runs } = this.settings();
+    const keys = [
+      ...new Set(this.#specs.flatMap((spec) => spec.lines.map((line) => line.key)).concat(this.needs ?? [])),
+    ].join(",");
     const points = Math.max(200, Math.min(1000, this.element.clientWidth || 600));
+    this.element.setAttribute("aria-busy", "true");
     try {
       if (!this.answers) put(this.notice, loading("Loading curves"));
-      const answers = await Promise.all(runs.map((run) => get([run, "series"], { keys, x, from, to, points },
-        { signal, onIndexing: (share) => put(this.notice, loading("Reading the run", share)) })));
+      const answers = await Promise.all(
+        runs.map((run) =>
+          get(
+            [run, "series"],
+            { keys, x, from, to, points },
+            { signal, onIndexing: (share) => put(this.notice, loading("Reading the run", share)) },
+          ),
+        ),
+      );
       const began = await this.#begins(x, runs, signal);
       this.answers = answers.map((answer, n) => this.derive(since(answer, x, began[n]), runs[n]));
       put(this.notice);
@@ -52,7 +71,10 @@ export class Curves {
       this.onAnswer(this.answers);
     } catch (error) {
       if (isStale(error)) return;
-      put(this.notice, trouble(error, () => this.load()));
+      put(
+        this.notice,
+        trouble(error, () => this.load()),
+      );
     } finally {
       if (!signal.aborted) this.element.removeAttribute("aria-busy");
     }
@@ -79,8 +101,23 @@ export class Curves {
         spec.lines.forEach((line, n) => {
           const found = answer.series[line.key];
           if (!found || (which > 0 && line.own)) return;
-          lines.push(this.#line(answer, found, { ...line, label: runs.length > 1 ? (spec.lines.length > 1 ? `${line.label}, ${runs[which]}` : runs[which]) : line.label },
-            lineStyle(runs.length > 1 && spec.lines.length === 1 ? which : which * spec.lines.length + n), spec.noSmooth ? 0 : smooth));
+          lines.push(
+            this.#line(
+              answer,
+              found,
+              {
+                ...line,
+                label:
+                  runs.length > 1
+                    ? spec.lines.length > 1
+                      ? `${line.label}, ${runs[which]}`
+                      : runs[which]
+                    : line.label,
+              },
+              lineStyle(runs.length > 1 && spec.lines.length === 1 ? which : which * spec.lines.length + n),
+              spec.noSmooth ? 0 : smooth,
+            ),
+          );
         });
       });
       spec.extra?.(lines, this.answers ?? [], x);
@@ -99,9 +136,11 @@ export class Curves {
   #zoomed(from, to) {
     const answer = this.answers?.[0];
     if (!answer?.x.length) return;
-    const first = answer.x.findIndex((x) => x >= from), last = answer.x.findLastIndex((x) => x <= to);
+    const first = answer.x.findIndex((x) => x >= from),
+      last = answer.x.findLastIndex((x) => x <= to);
     const before = answer.step[Math.max(0, first - 1)] ?? 1;
-    const low = Math.max(1, Math.min(first < 0 ? before : answer.step[first], before + 1)), high = last < 0 ? answer.step[0] : answer.step[last];
+    const low = Math.max(1, Math.min(first < 0 ? before : answer.step[first], before + 1)),
+      high = last < 0 ? answer.step[0] : answer.step[last];
     if (high > low) this.onZoom(low, high);
   }
 

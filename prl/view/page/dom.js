@@ -7,7 +7,8 @@ export function h(tag, given = {}, ...children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else if (name === "value" || name === "checked" || name === "indeterminate") made[name] = value;
-    else if (name === "share") made.style.setProperty("--share", `${(100 * Math.max(0, Math.min(1, value))).toFixed(2)}%`);
+    else if (name === "share")
+      made.style.setProperty("--share", `${(100 * Math.max(0, Math.min(1, value))).toFixed(2)}%`);
     else made.setAttribute(name, value === true ? "" : value);
   }
   made.append(...flat(children));
@@ -42,8 +43,12 @@ export function say(text) {
 
 /** While there is nothing to show yet. `share` is how much of it is done, if that is known. */
 export function loading(what = "Loading", share = null) {
-  return h("div", { class: "loading" }, h("div", {}, share === null ? `${what} …` : `${what}: ${Math.round(100 * share)} %`),
-    h("div", { class: share === null ? "bar" : "bar known", "aria-hidden": "true" }, h("i", { share: share ?? 0.3 })));
+  return h(
+    "div",
+    { class: "loading" },
+    h("div", {}, share === null ? `${what} …` : `${what}: ${Math.round(100 * share)} %`),
+    h("div", { class: share === null ? "bar" : "bar known", "aria-hidden": "true" }, h("i", { share: share ?? 0.3 })),
+  );
 }
 
 /** There is nothing, and why, and what to do. */
@@ -53,13 +58,20 @@ export function empty(title, text = null) {
 
 /** Something failed; `again` tries it once more. */
 export function trouble(error, again = null) {
-  return h("div", { class: "trouble", role: "alert" }, h("strong", {}, error.title ?? "This did not load"), error.message,
-    again && h("div", {}, h("button", { onclick: again }, "Try again")));
+  return h(
+    "div",
+    { class: "trouble", role: "alert" },
+    h("strong", {}, error.title ?? "This did not load"),
+    error.message,
+    again && h("div", {}, h("button", { onclick: again }, "Try again")),
+  );
 }
 
 /** A call every `ms` at most, with the arguments of the latest; the last one is never lost. `stop()` forgets it. */
 export function throttled(call, ms) {
-  let timer = null, last = 0, latest = [];
+  let timer = null,
+    last = 0,
+    latest = [];
   const fire = () => {
     timer = null;
     last = performance.now();
@@ -69,7 +81,10 @@ export function throttled(call, ms) {
     latest = given;
     timer ??= setTimeout(fire, Math.max(0, ms - (performance.now() - last)));
   };
-  wrapped.stop = () => { clearTimeout(timer); timer = null; };
+  wrapped.stop = () => {
+    clearTimeout(timer);
+    timer = null;
+  };
   return wrapped;
 }
 

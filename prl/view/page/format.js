@@ -6,7 +6,11 @@ const THIN = "\u2009";
 export function number(value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e9)) return value.toExponential(Math.min(2, digits - 1)).replace("e+", "e").replace("-", "−");
+  if (size !== 0 && (size < 1e-3 || size >= 1e9))
+    return Number(value.toPrecision(Math.min(3, digits)))
+      .toExponential()
+      .replace("e+", "e")
+      .replaceAll("-", "−");
   if (Number.isInteger(value)) return whole(value);
   const shown = size >= 1000 ? whole(Math.round(value)) : String(Number(value.toPrecision(digits)));
   return shown.replace(/^-/, "−");
@@ -21,7 +25,12 @@ export function whole(value) {
 export function compact(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  for (const [unit, by] of [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3]]) {
+  for (const [unit, by] of [
+    ["T", 1e12],
+    ["G", 1e9],
+    ["M", 1e6],
+    ["k", 1e3],
+  ]) {
     if (size >= by) return `${Number((value / by).toPrecision(3))}${unit}`;
   }
   return number(value, 3);
@@ -30,6 +39,12 @@ export function compact(value) {
 /** 80.9 % */
 export function percent(value, digits = 1) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)}${THIN}%`;
+}
+
+/** The same on an axis: with as many digits as tell its marks apart. */
+export function share(value, marks) {
+  const step = Math.abs((marks[1] ?? 1) - (marks[0] ?? 0));
+  return percent(value, step < 0.0001 ? 3 : step < 0.001 ? 2 : step < 0.01 ? 1 : 0);
 }
 
 /** 12 ms, 3.2 s, 4:05 min, 2:10 h, 3.1 d */
@@ -79,5 +94,9 @@ export const words = (key) => key.replaceAll("_", " ");
 /** A value of the configuration as TOML shows it. */
 export function toml(value) {
   if (value === null || value === undefined) return "not set";
-  return typeof value === "string" ? JSON.stringify(value) : Array.isArray(value) || typeof value === "object" ? JSON.stringify(value) : String(value);
+  return typeof value === "string"
+    ? JSON.stringify(value)
+    : Array.isArray(value) || typeof value === "object"
+      ? JSON.stringify(value)
+      : String(value);
 }

@@ -17,7 +17,7 @@ function grouped(names) {
   for (const name of names) {
     const [, group, label] = name.match(/^(slots|queue)[._](.+)$/) ?? [null, name, words(name)];
     if (group === "slots" && COUNTERS.has(label)) continue;
-    (groups[group] ??= []).push([name, label === name ? UNITS[name] ?? words(name) : words(label)]);
+    (groups[group] ??= []).push([name, UNITS[name] ?? words(label)]);
   }
   return groups;
 }
@@ -34,24 +34,45 @@ export class Gauges {
   /** {at, name: values} of the server, in a window. */
   show(gauges, window) {
     const names = Object.keys(gauges ?? {}).filter((name) => name !== "at" && Array.isArray(gauges[name]));
-    const groups = grouped(names), order = [...ORDER.filter((name) => groups[name]), ...Object.keys(groups).filter((name) => !ORDER.includes(name))];
+    const groups = grouped(names),
+      order = [...ORDER.filter((name) => groups[name]), ...Object.keys(groups).filter((name) => !ORDER.includes(name))];
     if (order.length === 0 && this.#rows.size === 0) return;
     if (order.length && order.join() !== [...this.#rows.keys()].join()) this.#make(order);
     for (const group of order) {
-      const lines = groups[group].map(([name, label], n) => ({ label, x: gauges.at, y: gauges[name], style: lineStyle(n) }));
+      const lines = groups[group].map(([name, label], n) => ({
+        label,
+        x: gauges.at,
+        y: gauges[name],
+        style: lineStyle(n),
+      }));
       this.#rows.get(group).show({ lines, kind: "clock", range: window });
     }
   }
 
   #make(order) {
     this.destroy();
-    put(this.element, order.map((group, n) => {
-      const legend = new Legend(compact), plane = h("div"), title = TITLES[group] ?? words(group);
-      const chart = new Chart(plane, { title, format: compact, height: n === order.length - 1 ? 88 : 68, xLabels: n === order.length - 1, yWidth: this.yWidth(), tight: true, sync: "gauges", onZoom: this.onZoom, onReset: this.onReset,
-        onCursor: (index) => legend.set(chart.valuesAt(index)) });
-      this.#rows.set(group, chart);
-      return h("div", { class: "row" }, h("h3", {}, title), legend.element, plane);
-    }));
+    put(
+      this.element,
+      order.map((group, n) => {
+        const legend = new Legend(compact),
+          plane = h("div"),
+          title = TITLES[group] ?? words(group);
+        const chart = new Chart(plane, {
+          title,
+          format: compact,
+          height: n === order.length - 1 ? 88 : 68,
+          xLabels: n === order.length - 1,
+          yWidth: this.yWidth(),
+          tight: true,
+          sync: "gauges",
+          onZoom: this.onZoom,
+          onReset: this.onReset,
+          onCursor: (index) => legend.set(chart.valuesAt(index)),
+        });
+        this.#rows.set(group, chart);
+        return h("div", { class: "gauge" }, h("h2", {}, title), legend.element, plane);
+      }),
+    );
   }
 
   destroy() {

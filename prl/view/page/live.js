@@ -9,7 +9,7 @@ export class Live {
   #timer = null;
   #failures = 0;
 
-  /** Listens until `close()`. `onEvent(kind, data)`; `onState("live")`, or `("lost", {failures})` while it is tried again. */
+  /** Listens until `close()`. `onEvent(kind, data)`; `onState("live")`, `("lost", {failures})` while it is tried again, `("ended", {state})`. */
   constructor(run, { onEvent, onState }) {
     Object.assign(this, { run, onEvent, onState });
     this.#open();
@@ -23,10 +23,15 @@ export class Live {
       this.onState("live", {});
     };
     for (const kind of KINDS) source.addEventListener(kind, (message) => this.onEvent(kind, parsed(message.data)));
+    source.addEventListener("end", (message) => {
+      this.close();
+      this.onState("ended", parsed(message.data));
+    });
     source.onerror = () => {
       this.#failures += 1;
       this.onState("lost", { failures: this.#failures });
-      if (source.readyState === EventSource.CLOSED) this.#timer = setTimeout(() => this.#open(), Math.min(MAX_WAIT_MS, 500 * 2 ** this.#failures));
+      if (source.readyState === EventSource.CLOSED)
+        this.#timer = setTimeout(() => this.#open(), Math.min(MAX_WAIT_MS, 500 * 2 ** this.#failures));
     };
   }
 

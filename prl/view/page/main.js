@@ -13,8 +13,9 @@
 //   curves.js curve_controls.js many charts of one or many runs, and the row above them    smoothing.js  the moving average
 //   spread.js                   a distribution over steps: a plane and the bars of one step
 //   timeline.js                 the canvas of lanes, by mouse and keyboard            timeline_states.js  colours, patterns, words
-//   timeline_draw.js            spans to pixels
-//   virtual_list.js             a list of a million rows, asked for page by page
+//   timeline_draw.js timeline_legend.js  spans to pixels; names, shares and what a span is
+//   gauges.js                   what is measured each second, in line with the lanes
+//   virtual_list.js segments.js a list of a million rows, asked for page by page; one of a few choices
 //   tokens.js token_scales.js   a completion's tokens with their numbers; what stands for how much
 //   conversation.js             many turns as they were said
 //   views/                      runs.js learning.js policy.js pipeline.js samples.js (with group.js, sample.js) run.js (with
@@ -29,12 +30,24 @@ import { Shell } from "./shell.js";
 import { Shortcuts } from "./shortcuts.js";
 import { nextTheme } from "./settings.js";
 
-const TITLES = { runs: "Runs", learning: "Learning", policy: "On policy", pipeline: "Pipeline", samples: "Samples", run: "Run" };
+const TITLES = {
+  runs: "Runs",
+  learning: "Learning",
+  policy: "On policy",
+  pipeline: "Pipeline",
+  samples: "Samples",
+  run: "Run",
+};
 const main = document.getElementById("view");
-let place = null, view = null;
+let place = null,
+  view = null;
 
 const shortcuts = new Shortcuts(() => view?.keys ?? []);
-const shell = new Shell(document.getElementById("top"), { titles: TITLES, onHelp: () => shortcuts.show(), onLive: (kind, data) => view?.live?.(kind, data) });
+const shell = new Shell(document.getElementById("top"), {
+  titles: TITLES,
+  onHelp: () => shortcuts.show(),
+  onLive: (kind, data) => view?.live?.(kind, data),
+});
 
 /** What a view is opened with. */
 function context(at) {
@@ -51,7 +64,8 @@ function context(at) {
 }
 
 async function opened() {
-  const next = parse(location.hash), same = place && next.run === place.run && next.view === place.view;
+  const next = parse(location.hash),
+    same = place && next.run === place.run && next.view === place.view;
   const first = place === null;
   place = next;
   shell.at(place);
@@ -59,7 +73,10 @@ async function opened() {
   if (same && view?.moved) return view.moved(context(place));
   view?.close();
   view = null;
-  const panel = h("div", place.run ? { role: "tabpanel", id: "panel", "aria-labelledby": `tab-${place.view}` } : { id: "panel" });
+  const panel = h(
+    "div",
+    place.run ? { role: "tabpanel", id: "panel", "aria-labelledby": `tab-${place.view}` } : { id: "panel" },
+  );
   put(main, put(panel, loading("Opening")));
   scrollTo(0, 0);
   if (!first && !document.getElementById("top").contains(document.activeElement)) main.focus({ preventScroll: true });
@@ -71,7 +88,16 @@ async function opened() {
     put(panel, view.element);
   } catch (error) {
     console.error(error);
-    put(panel, trouble({ title: "This view did not open", message: `${error.message}. Load the page again; if that does not help, it is a bug of prl.` }, () => location.reload()));
+    put(
+      panel,
+      trouble(
+        {
+          title: "This view did not open",
+          message: `${error.message}. Load the page again; if that does not help, it is a bug of prl.`,
+        },
+        () => location.reload(),
+      ),
+    );
   }
 }
 
@@ -79,11 +105,20 @@ document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
 });
-VIEWS.forEach((name, n) => shortcuts.add(String(n + 1), TITLES[name], () => place.run && go({ run: place.run, view: name, query: shell.carried(place) })));
+VIEWS.forEach((name, n) =>
+  shortcuts.add(
+    String(n + 1),
+    TITLES[name],
+    () => place.run && go({ run: place.run, view: name, query: shell.carried(place) }),
+  ),
+);
 shortcuts.add("g", "All runs", () => go("#/"));
 shortcuts.add("t", "Theme: system, light, dark", () => shell.theme(nextTheme()));
 shortcuts.add("/", "Search", () => main.querySelector("[data-search]")?.focus());
 
+// a token that opened the page is in a cookie by now: it stays out of the history and of links that are sent on
+if (new URLSearchParams(location.search).has("token"))
+  history.replaceState(null, "", `${location.pathname}${location.hash}`);
 addEventListener("hashchange", opened);
 addEventListener("unhandledrejection", (event) => event.reason?.name === "AbortError" && event.preventDefault());
 opened().catch((error) => put(main, empty("The page did not start", error.message)));

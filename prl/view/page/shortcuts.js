@@ -32,15 +32,48 @@ export class Shortcuts {
 
   show() {
     if (document.querySelector("dialog.shortcuts")) return;
-    const list = (all) => h("dl", {}, all.map(([keys, text]) => [h("dt", {}, keys.split(" ").map((key) => [h("kbd", {}, key), " "])), h("dd", {}, text)]));
+    const list = (all) =>
+      h(
+        "dl",
+        {},
+        all.map(([keys, text]) => [
+          h(
+            "dt",
+            {},
+            keys.split(" ").map((key) => [h("kbd", {}, key), " "]),
+          ),
+          h("dd", {}, text),
+        ]),
+      );
     const own = this.ofView();
-    const dialog = h("dialog", { class: "shortcuts", "aria-labelledby": "shortcuts-title", onclose: () => dialog.remove() },
-      h("h2", { id: "shortcuts-title" }, "Keys"), list([...this.#all, ["?", "This list"]]),
+    const dialog = h(
+      "dialog",
+      { class: "shortcuts", "aria-labelledby": "shortcuts-title", onclose: () => dialog.remove() },
+      h("h2", { id: "shortcuts-title" }, "Keys"),
+      list([...this.#all, ["?", "This list"]]),
       own.length > 0 && [h("h3", {}, "In this view"), list(own)],
-      h("h3", {}, "On a chart"), list([["← →", "Move along it; Page Up, Page Down, Home, End go further"], ["+ −", "Zoom"], ["0", "All of it"]]),
-      h("div", { class: "dialog-foot" },
-        h("label", {}, h("input", { type: "checkbox", checked: on(), onchange: (event) => localStorage.setItem(KEPT, event.target.checked ? "1" : "0") }), "Single keys do something"),
-        h("button", { type: "button", onclick: () => dialog.close() }, "Close")));
+      h("h3", {}, "On a chart"),
+      list([
+        ["← →", "Move along it; Page Up, Page Down, Home, End go further"],
+        ["+ −", "Zoom"],
+        ["0", "All of it"],
+      ]),
+      h(
+        "div",
+        { class: "dialog-foot" },
+        h(
+          "label",
+          {},
+          h("input", {
+            type: "checkbox",
+            checked: on(),
+            onchange: (event) => localStorage.setItem(KEPT, event.target.checked ? "1" : "0"),
+          }),
+          "Single keys do something",
+        ),
+        h("button", { type: "button", onclick: () => dialog.close() }, "Close"),
+      ),
+    );
     document.body.append(dialog);
     dialog.showModal();
   }

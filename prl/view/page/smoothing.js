@@ -6,7 +6,8 @@
  */
 export function smoothed(values, weight) {
   if (!(weight > 0)) return values;
-  let mean = 0, bias = 1;
+  let mean = 0,
+    bias = 1;
   return values.map((value) => {
     if (value === null || value === undefined || !Number.isFinite(value)) return null;
     mean = weight * mean + (1 - weight) * value;

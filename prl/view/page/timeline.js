@@ -1,14 +1,14 @@
 // The lanes of engines and ranks in time. By mouse: drag to zoom, click to keep a span, the wheel once it has the focus
 // (or with Ctrl at any time); by touch: drag to move; by keyboard: arrows go from span to span and from lane to lane.
 
-import { h, put, say } from "./dom.js";
-import { clock, duration, percent } from "./format.js";
-import { BUSY, fillState, STATES } from "./timeline_states.js";
-import { drawLanes, drawOverview, LANE, sized } from "./timeline_draw.js";
+import { h, say } from "./dom.js";
+import { drawLanes, drawOverview, LANE } from "./timeline_draw.js";
+import { TimelineLegend } from "./timeline_legend.js";
 
 const MIN_WINDOW_S = 0.002;
 const OVERVIEW = 22;
-const HELP = "Timeline. Left and right go from span to span, up and down from lane to lane; plus and minus zoom, Enter zooms to the span, Shift with left and right moves, 0 shows all of it.";
+const HELP =
+  "Timeline. Left and right go from span to span, up and down from lane to lane; plus and minus zoom, Enter zooms to the span, Shift with left and right moves, 0 shows all of it.";
 
 export class Timeline {
   #picked = null;
@@ -23,18 +23,34 @@ export class Timeline {
   /** `onWindow([from, to])` when someone moved or zoomed. */
   constructor({ onWindow }) {
     this.onWindow = onWindow;
-    this.names = h("ul", { "aria-label": "Lanes, with the share of the time that each was busy" });
+    this.legend = new TimelineLegend();
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.band = h("div", { class: "u-select", hidden: true });
-    this.plane = h("div", { class: "plane", tabindex: "0", role: "application", "aria-roledescription": "timeline", "aria-label": HELP,
-      onkeydown: (event) => this.#key(event), onpointerdown: (event) => this.#down(event), onpointermove: (event) => this.#hover(event),
-      onpointerleave: () => !this.#kept && this.#pick(null), ondblclick: () => this.all() }, this.canvas, this.band);
+    this.plane = h(
+      "div",
+      {
+        class: "plane",
+        tabindex: "0",
+        role: "application",
+        "aria-roledescription": "timeline",
+        "aria-label": HELP,
+        onkeydown: (event) => this.#key(event),
+        onpointerdown: (event) => this.#down(event),
+        onpointermove: (event) => this.#hover(event),
+        onpointerleave: () => !this.#kept && this.#pick(null),
+        ondblclick: () => this.all(),
+      },
+      this.canvas,
+      this.band,
+    );
     this.plane.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     this.strip = h("canvas");
-    this.overview = h("div", { class: "overview", "aria-hidden": "true", onpointerdown: (event) => this.#move(event) }, this.strip);
-    this.lanes = h("div", { class: "lanes" }, this.names, this.plane, this.overview);
-    this.states = h("ul", { class: "states", "aria-label": "States, with their share of all lanes' time" });
-    this.told = h("div", { class: "span-told" });
+    this.overview = h(
+      "div",
+      { class: "overview", "aria-hidden": "true", onpointerdown: (event) => this.#move(event) },
+      this.strip,
+    );
+    this.lanes = h("div", { class: "lanes" }, this.legend.names, this.plane, this.overview);
     this.#size.observe(this.plane);
     addEventListener("prl-theme", this.#theme);
   }
@@ -49,9 +65,14 @@ export class Timeline {
   show(data, window) {
     this.data = data;
     this.window = window;
-    if (this.#picked) this.#picked = data.spans.find((span) => span.lane === this.#picked.lane && span.start <= this.#picked.start && span.end > this.#picked.start) ?? null;
-    this.#shares();
-    this.#tell();
+    if (this.#picked)
+      this.#picked =
+        data.spans.find(
+          (span) =>
+            span.lane === this.#picked.lane && span.start <= this.#picked.start && span.end > this.#picked.start,
+        ) ?? null;
+    this.legend.shares(data, window, this.#picked);
+    this.legend.tell(this.#picked);
     this.draw();
   }
 
@@ -60,58 +81,44 @@ export class Timeline {
       this.#frame = 0;
       const width = this.plane.clientWidth;
       if (!width || !this.data.lanes.length) return;
-      drawLanes(this.canvas, { width, lanes: this.data.lanes, spans: this.data.spans, window: this.window, picked: this.#picked });
-      drawOverview(this.strip, { width, height: OVERVIEW, begin: this.data.begin, end: this.data.end, window: this.window, marks: this.marks });
-      for (const swatch of this.states.querySelectorAll("canvas")) {
-        const [draw, ratio] = sized(swatch, 22, 12);
-        fillState(draw, swatch.dataset.state, 0, 0, 22, 12, ratio);
-      }
+      drawLanes(this.canvas, {
+        width,
+        lanes: this.data.lanes,
+        spans: this.data.spans,
+        window: this.window,
+        picked: this.#picked,
+      });
+      drawOverview(this.strip, {
+        width,
+        height: OVERVIEW,
+        begin: this.data.begin,
+        end: this.data.end,
+        window: this.window,
+        marks: this.marks,
+      });
+      this.legend.draw();
     });
-  }
-
-  /** How much of the shown time each state has, over all lanes and by lane. */
-  #shares() {
-    const [from, to] = this.window, all = new Map(), busy = new Map();
-    for (const span of this.data.spans) {
-      const seconds = Math.min(to, span.end) - Math.max(from, span.start);
-      if (seconds <= 0) continue;
-      all.set(span.state, (all.get(span.state) ?? 0) + seconds);
-      if (BUSY.has(span.state)) busy.set(span.lane, (busy.get(span.lane) ?? 0) + seconds);
-    }
-    const whole = (to - from) * this.data.lanes.length;
-    const known = [...Object.keys(STATES).filter((state) => all.has(state)), ...[...all.keys()].filter((state) => !(state in STATES))];
-    put(this.states, known.map((state) => h("li", {}, h("canvas", { "data-state": state, "aria-hidden": "true" }), state, h("b", {}, percent(all.get(state) / whole, 0)))));
-    put(this.names, this.data.lanes.map((lane) => h("li", { class: this.#picked?.lane === lane ? "here" : null, title: lane }, h("span", { class: "clip" }, lane),
-      h("span", { class: "muted" }, percent(Math.min(1, (busy.get(lane) ?? 0) / (to - from)), 0)))));
   }
 
   #pick(span, aloud = false) {
     if (span === this.#picked) return;
     this.#picked = span;
-    [...this.names.children].forEach((name, n) => name.classList.toggle("here", this.data.lanes[n] === span?.lane));
-    this.#tell();
-    if (aloud && span) say(this.told.textContent);
+    this.legend.here(this.data.lanes, span);
+    this.legend.tell(span);
+    if (aloud && span) say(this.legend.told.textContent);
     this.draw();
-  }
-
-  #tell() {
-    const span = this.#picked;
-    if (!span) return put(this.told, h("span", { class: "muted" }, "Point at a span, or press an arrow key, to read what it is and why. Drag to zoom."));
-    const fine = span.end - span.start < 10;
-    put(this.told, h("span", {}, h("b", {}, span.state), ` · ${span.lane}`), h("span", {}, duration(span.end - span.start)),
-      h("span", { class: "muted" }, `${clock(span.start, fine)} to ${clock(span.end, fine)}`),
-      (span.version ?? null) !== null && h("span", { class: "muted" }, `weights ${span.version}`), (span.step ?? null) !== null && h("span", { class: "muted" }, `step ${span.step}`),
-      span.n > 1 && h("span", { class: "muted" }, `${span.n} short spans together: zoom in to see them`), span.why && h("span", {}, span.why));
   }
 
   // ---- moving and zooming ---------------------------------------------------------------------------------------------
 
   /** Show this part, as near to it as there is anything. */
   to(from, to, told = true) {
-    const { begin, end } = this.data, least = Math.max(MIN_WINDOW_S, to - from), long = Math.min(least, (end - begin) * 1.04 || 1);
+    const { begin, end } = this.data,
+      least = Math.max(MIN_WINDOW_S, to - from),
+      long = Math.min(least, (end - begin) * 1.04 || 1);
     const low = Math.max(begin - long * 0.02, Math.min(from, end + long * 0.02 - long));
     this.window = [low, low + long];
-    this.#shares();
+    this.legend.shares(this.data, this.window, this.#picked);
     this.draw();
     if (told) this.onWindow(this.window);
   }
@@ -128,7 +135,8 @@ export class Timeline {
   }
 
   pan(share) {
-    const [from, to] = this.window, by = (to - from) * share;
+    const [from, to] = this.window,
+      by = (to - from) * share;
     this.to(from + by, to + by);
   }
 
@@ -138,9 +146,12 @@ export class Timeline {
   }
 
   #at(event) {
-    const lane = this.data.lanes[Math.floor((event.clientY - this.plane.getBoundingClientRect().top) / LANE)], time = this.#time(event);
+    const lane = this.data.lanes[Math.floor((event.clientY - this.plane.getBoundingClientRect().top) / LANE)],
+      time = this.#time(event);
     const slack = ((this.window[1] - this.window[0]) / this.plane.clientWidth) * 2;
-    const near = this.data.spans.filter((span) => span.lane === lane && span.start - slack <= time && span.end + slack >= time);
+    const near = this.data.spans.filter(
+      (span) => span.lane === lane && span.start - slack <= time && span.end + slack >= time,
+    );
     return near.find((span) => span.start <= time && span.end >= time) ?? near[0] ?? null;
   }
 
@@ -149,19 +160,29 @@ export class Timeline {
   }
 
   #wheel(event) {
-    if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey) this.pan((event.deltaX || event.deltaY) / 1000);
-    else if (event.ctrlKey || document.activeElement === this.plane) this.zoom(Math.exp(event.deltaY / 400), this.#time(event));
+    if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey)
+      this.pan((event.deltaX || event.deltaY) / 1000);
+    else if (event.ctrlKey || document.activeElement === this.plane)
+      this.zoom(Math.exp(event.deltaY / 400), this.#time(event));
     else return;
     event.preventDefault();
   }
 
   #down(event) {
     if (event.button !== 0) return;
-    const x = event.clientX, start = this.#time(event), [from, to] = this.window, moves = event.pointerType !== "mouse" || event.shiftKey;
-    const box = this.plane.getBoundingClientRect(), dragged = (now) => Math.abs(now.clientX - x) > 4;
+    const x = event.clientX,
+      start = this.#time(event),
+      [from, to] = this.window,
+      moves = event.pointerType !== "mouse" || event.shiftKey;
+    const box = this.plane.getBoundingClientRect(),
+      dragged = (now) => Math.abs(now.clientX - x) > 4;
     this.plane.setPointerCapture(event.pointerId);
     const move = (now) => {
-      if (moves && dragged(now)) this.to(from - ((now.clientX - x) / box.width) * (to - from), to - ((now.clientX - x) / box.width) * (to - from));
+      if (moves && dragged(now))
+        this.to(
+          from - ((now.clientX - x) / box.width) * (to - from),
+          to - ((now.clientX - x) / box.width) * (to - from),
+        );
       else if (!moves) {
         this.band.hidden = !dragged(now);
         this.band.style.setProperty("left", `${Math.min(x, now.clientX) - box.left}px`);
@@ -186,7 +207,8 @@ export class Timeline {
   }
 
   #move(event) {
-    const box = this.overview.getBoundingClientRect(), long = this.window[1] - this.window[0];
+    const box = this.overview.getBoundingClientRect(),
+      long = this.window[1] - this.window[0];
     const centre = (now) => {
       const at = this.data.begin + ((now.clientX - box.left) / box.width) * (this.data.end - this.data.begin);
       this.to(at - long / 2, at + long / 2);
@@ -194,20 +216,33 @@ export class Timeline {
     this.overview.setPointerCapture(event.pointerId);
     centre(event);
     this.overview.addEventListener("pointermove", centre);
-    this.overview.addEventListener("lostpointercapture", () => this.overview.removeEventListener("pointermove", centre), { once: true });
+    this.overview.addEventListener(
+      "lostpointercapture",
+      () => this.overview.removeEventListener("pointermove", centre),
+      { once: true },
+    );
   }
 
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || !this.data.lanes.length) return;
-    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key], over = { ArrowUp: -1, ArrowDown: 1 }[event.key], picked = this.#picked;
+    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key],
+      over = { ArrowUp: -1, ArrowDown: 1 }[event.key],
+      picked = this.#picked;
     if (by && event.shiftKey) this.pan(by * 0.2);
     else if (by) this.#beside(by);
     else if (over) this.#lane(over);
-    else if (event.key === "+" || event.key === "=") this.zoom(0.5, picked ? (Math.max(picked.start, this.window[0]) + Math.min(picked.end, this.window[1])) / 2 : undefined);
+    else if (event.key === "+" || event.key === "=")
+      this.zoom(
+        0.5,
+        picked ? (Math.max(picked.start, this.window[0]) + Math.min(picked.end, this.window[1])) / 2 : undefined,
+      );
     else if (event.key === "-") this.zoom(2);
     else if (event.key === "0") this.all();
-    else if (event.key === "Escape") { this.#kept = false; this.#pick(null); }
-    else if (event.key === "Enter" && picked) this.to(picked.start - (picked.end - picked.start) * 0.2, picked.end + (picked.end - picked.start) * 0.2);
+    else if (event.key === "Escape") {
+      this.#kept = false;
+      this.#pick(null);
+    } else if (event.key === "Enter" && picked)
+      this.to(picked.start - (picked.end - picked.start) * 0.2, picked.end + (picked.end - picked.start) * 0.2);
     else if (event.key === "Home") this.to(this.data.begin, this.data.begin + this.window[1] - this.window[0]);
     else if (event.key === "End") this.to(this.data.end - this.window[1] + this.window[0], this.data.end);
     else return;
@@ -216,13 +251,17 @@ export class Timeline {
   }
 
   #of(lane) {
-    return this.data.spans.filter((span) => span.lane === lane && span.end > this.window[0] && span.start < this.window[1]).sort((a, b) => a.start - b.start);
+    return this.data.spans
+      .filter((span) => span.lane === lane && span.end > this.window[0] && span.start < this.window[1])
+      .sort((a, b) => a.start - b.start);
   }
 
   /** The span before or after in the same lane. */
   #beside(by) {
     this.#kept = true;
-    const all = this.#of(this.#picked?.lane ?? this.data.lanes[0]), at = all.indexOf(this.#picked), next = at < 0 ? (by > 0 ? 0 : all.length - 1) : at + by;
+    const all = this.#of(this.#picked?.lane ?? this.data.lanes[0]),
+      at = all.indexOf(this.#picked),
+      next = at < 0 ? (by > 0 ? 0 : all.length - 1) : at + by;
     if (all[next]) this.#pick(all[next], true);
     else if (all.length) this.pan(by * 0.5);
   }
@@ -230,12 +269,23 @@ export class Timeline {
   /** What the lane above or below did at that time. */
   #lane(by) {
     this.#kept = true;
-    const time = this.#picked ? (Math.max(this.#picked.start, this.window[0]) + Math.min(this.#picked.end, this.window[1])) / 2 : this.window[0], { lanes } = this.data;
-    for (let at = (this.#picked ? lanes.indexOf(this.#picked.lane) : by > 0 ? -1 : lanes.length) + by; at >= 0 && at < lanes.length; at += by) {
-      const found = this.#of(lanes[at]).reduce((best, span) => (best === null || far(span, time) < far(best, time) ? span : best), null);
+    const time = this.#picked
+        ? (Math.max(this.#picked.start, this.window[0]) + Math.min(this.#picked.end, this.window[1])) / 2
+        : this.window[0],
+      { lanes } = this.data;
+    for (
+      let at = (this.#picked ? lanes.indexOf(this.#picked.lane) : by > 0 ? -1 : lanes.length) + by;
+      at >= 0 && at < lanes.length;
+      at += by
+    ) {
+      const found = this.#of(lanes[at]).reduce(
+        (best, span) => (best === null || far(span, time) < far(best, time) ? span : best),
+        null,
+      );
       if (found) return this.#pick(found, true);
     }
   }
 }
 
-const far = (span, time) => (span.start <= time && span.end >= time ? 0 : Math.min(Math.abs(span.start - time), Math.abs(span.end - time)));
+const far = (span, time) =>
+  span.start <= time && span.end >= time ? 0 : Math.min(Math.abs(span.start - time), Math.abs(span.end - time));

@@ -5,8 +5,12 @@ import { clock } from "./format.js";
 import { fillState } from "./timeline_states.js";
 
 export const LANE = 30;
-const AXIS = 22, BLOCK = 22;
-const TICKS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200, 86400];
+const AXIS = 22,
+  BLOCK = 22;
+const TICKS = [
+  0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200,
+  14400, 43200, 86400,
+];
 
 /** Gives a canvas its size in device pixels; the context is scaled to CSS pixels. */
 export function sized(canvas, width, height) {
@@ -23,18 +27,23 @@ export function sized(canvas, width, height) {
 
 /** The lanes. `window` [from, to] in unix seconds; `picked` the span that is chosen, or null. */
 export function drawLanes(canvas, { width, lanes, spans, window, picked }) {
-  const height = lanes.length * LANE + AXIS, [draw, ratio] = sized(canvas, width, height), [from, to] = window;
+  const height = lanes.length * LANE + AXIS,
+    [draw, ratio] = sized(canvas, width, height),
+    [from, to] = window;
   const at = (time) => ((time - from) / (to - from)) * width;
   ticks(draw, from, to, at, height - AXIS);
   const row = new Map(lanes.map((lane, n) => [lane, n]));
   for (const span of spans) {
     if (span.end < from || span.start > to || !row.has(span.lane)) continue;
-    const x = Math.max(-2, at(span.start)), wide = Math.max(1, Math.min(width + 2, at(span.end)) - x), y = row.get(span.lane) * LANE + (LANE - BLOCK) / 2;
+    const x = Math.max(-2, at(span.start)),
+      wide = Math.max(1, Math.min(width + 2, at(span.end)) - x),
+      y = row.get(span.lane) * LANE + (LANE - BLOCK) / 2;
     fillState(draw, span.state, x, y, Math.max(1, wide - (wide > 4 ? 1 : 0)), BLOCK, ratio);
     if (wide > 34) label(draw, span, x, y, wide, width);
   }
   if (picked && row.has(picked.lane)) {
-    const x = at(picked.start), y = row.get(picked.lane) * LANE + (LANE - BLOCK) / 2;
+    const x = at(picked.start),
+      y = row.get(picked.lane) * LANE + (LANE - BLOCK) / 2;
     draw.strokeStyle = colour("text");
     draw.lineWidth = 2;
     draw.strokeRect(x, y - 1, Math.max(3, at(picked.end) - x), BLOCK + 2);
@@ -43,8 +52,10 @@ export function drawLanes(canvas, { width, lanes, spans, window, picked }) {
 
 /** Words within a span, where there is room: its state, and of which weights or step. */
 function label(draw, span, x, y, wide, width) {
-  const left = Math.max(4, x + 6), room = Math.min(x + wide, width) - left - 4;
-  const number = span.version ?? span.step, words = [number === null || number === undefined || span.n > 1 ? null : `${span.state} ${number}`, span.state];
+  const left = Math.max(4, x + 6),
+    room = Math.min(x + wide, width) - left - 4;
+  const number = span.version ?? span.step,
+    words = [number === null || number === undefined || span.n > 1 ? null : `${span.state} ${number}`, span.state];
   const text = words.find((each) => each && draw.measureText(each).width <= room);
   if (!text) return;
   const long = draw.measureText(text).width;
@@ -58,7 +69,8 @@ function label(draw, span, x, y, wide, width) {
 }
 
 function ticks(draw, from, to, at, bottom) {
-  const wide = at(to) - at(from), gap = TICKS.find((each) => (each / (to - from)) * wide >= 92) ?? 86400 * Math.ceil((to - from) / 86400 / 6);
+  const wide = at(to) - at(from),
+    gap = TICKS.find((each) => (each / (to - from)) * wide >= 92) ?? 86400 * Math.ceil((to - from) / 86400 / 6);
   draw.strokeStyle = colour("line");
   draw.fillStyle = colour("muted");
   draw.lineWidth = 1;
@@ -75,12 +87,14 @@ function ticks(draw, from, to, at, bottom) {
 
 /** All of the recording in a strip, and which part of it is above. */
 export function drawOverview(canvas, { width, height, begin, end, window, marks }) {
-  const [draw] = sized(canvas, width, height), at = (time) => ((time - begin) / (end - begin || 1)) * width;
+  const [draw] = sized(canvas, width, height),
+    at = (time) => ((time - begin) / (end - begin || 1)) * width;
   draw.fillStyle = colour("raised");
   draw.fillRect(0, 6, width, height - 12);
   draw.fillStyle = colour("line-strong");
   for (const time of marks) draw.fillRect(at(time), 9, 1, height - 18);
-  const x = at(Math.max(begin, window[0])), wide = Math.max(4, at(Math.min(end, window[1])) - x);
+  const x = at(Math.max(begin, window[0])),
+    wide = Math.max(4, at(Math.min(end, window[1])) - x);
   draw.fillStyle = colour("accent-soft");
   draw.globalAlpha = 0.75;
   draw.fillRect(x, 3, wide, height - 6);

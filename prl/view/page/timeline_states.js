@@ -4,19 +4,44 @@ import { colour } from "./palette.js";
 
 /** In the order of the legend. Patterns: none, rise, fall, dots, bars, rows, cross. */
 export const STATES = {
-  generating: "none", training: "none", publishing: "rise", loading: "fall", paused: "bars", waiting: "dots",
-  evaluating: "rows", saving: "rows", starts: "dots", gone: "cross",
+  generating: "none",
+  training: "none",
+  publishing: "rise",
+  loading: "fall",
+  paused: "bars",
+  waiting: "dots",
+  evaluating: "rows",
+  saving: "rows",
+  starts: "dots",
+  gone: "cross",
 };
 
 /** States in which work is done. */
 export const BUSY = new Set(["generating", "training", "publishing", "loading", "evaluating"]);
 
 const MARKS = {
-  rise: [[0, 8, 8, 0], [-2, 2, 2, -2], [6, 10, 10, 6]],
-  fall: [[0, 0, 8, 8], [-2, 6, 2, 10], [6, -2, 10, 2]],
-  bars: [[2, 0, 2, 8], [6, 0, 6, 8]],
-  rows: [[0, 2, 8, 2], [0, 6, 8, 6]],
-  cross: [[0, 8, 8, 0], [0, 0, 8, 8]],
+  rise: [
+    [0, 8, 8, 0],
+    [-2, 2, 2, -2],
+    [6, 10, 10, 6],
+  ],
+  fall: [
+    [0, 0, 8, 8],
+    [-2, 6, 2, 10],
+    [6, -2, 10, 2],
+  ],
+  bars: [
+    [2, 0, 2, 8],
+    [6, 0, 6, 8],
+  ],
+  rows: [
+    [0, 2, 8, 2],
+    [0, 6, 8, 6],
+  ],
+  cross: [
+    [0, 8, 8, 0],
+    [0, 0, 8, 8],
+  ],
 };
 const cache = new Map();
 
@@ -31,11 +56,17 @@ export function pattern(draw, state, ratio) {
   if (marks === "none") return null;
   const key = `${marks} ${ratio}`;
   if (!cache.has(key)) {
-    const tile = new OffscreenCanvas(8 * ratio, 8 * ratio), on = tile.getContext("2d");
+    const tile = new OffscreenCanvas(8 * ratio, 8 * ratio),
+      on = tile.getContext("2d");
     on.scale(ratio, ratio);
     on.strokeStyle = on.fillStyle = colour("state-hatch");
     on.lineWidth = 1.2;
-    if (marks === "dots") for (const [x, y] of [[2, 2], [6, 6]]) on.fillRect(x - 0.7, y - 0.7, 1.5, 1.5);
+    if (marks === "dots")
+      for (const [x, y] of [
+        [2, 2],
+        [6, 6],
+      ])
+        on.fillRect(x - 0.7, y - 0.7, 1.5, 1.5);
     for (const [x1, y1, x2, y2] of MARKS[marks] ?? []) {
       on.beginPath();
       on.moveTo(x1, y1);

@@ -24,8 +24,20 @@ export class VirtualList {
     this.id = `list-${(lists += 1)}`;
     this.inner = h("div", { class: "rows", role: "presentation" });
     this.note = h("div", { hidden: true });
-    this.element = h("div", { class: "virtual", tabindex: "0", role: "listbox", "aria-label": label, onscroll: () => this.#draw(), onkeydown: (event) => this.#key(event),
-      onfocus: () => this.#draw() }, this.inner);
+    this.element = h(
+      "div",
+      {
+        class: "virtual",
+        tabindex: "0",
+        role: "listbox",
+        "aria-label": label,
+        "aria-busy": "true",
+        onscroll: () => this.#draw(),
+        onkeydown: (event) => this.#key(event),
+        onfocus: () => this.#draw(),
+      },
+      this.inner,
+    );
     this.#size.observe(this.element);
   }
 
@@ -49,8 +61,9 @@ export class VirtualList {
 
   /** Ask again for what is in sight; the place in the list stays. */
   refresh() {
-    this.#pages.clear();
-    this.#fetch();
+    const [first, last] = this.#seen();
+    for (const page of this.#pages.keys()) if (page < first || page > last) this.#pages.delete(page);
+    for (let page = first; page <= last; page += 1) this.#page(page, true);
   }
 
   item(index) {
@@ -73,14 +86,24 @@ export class VirtualList {
     if (item) this.onChoose(item, index);
   }
 
-  get #full() { return this.total * this.height; }
-  get #tall() { return Math.min(MAX_HEIGHT, this.#full); }
-  get #scale() { return this.#full > MAX_HEIGHT ? (this.#full - this.element.clientHeight) / (MAX_HEIGHT - this.element.clientHeight) : 1; }
+  get #full() {
+    return this.total * this.height;
+  }
+  get #tall() {
+    return Math.min(MAX_HEIGHT, this.#full);
+  }
+  get #scale() {
+    return this.#full > MAX_HEIGHT
+      ? (this.#full - this.element.clientHeight) / (MAX_HEIGHT - this.element.clientHeight)
+      : 1;
+  }
 
   #draw() {
-    const seen = this.element.clientHeight, top = this.element.scrollTop * this.#scale;
+    const seen = this.element.clientHeight,
+      top = this.element.scrollTop * this.#scale;
     this.inner.style.height = `${this.#tall}px`;
-    const first = Math.max(0, Math.floor(top / this.height) - 4), last = Math.min(this.total - 1, Math.ceil((top + seen) / this.height) + 4);
+    const first = Math.max(0, Math.floor(top / this.height) - 4),
+      last = Math.min(this.total - 1, Math.ceil((top + seen) / this.height) + 4);
     for (const [index, element] of this.#rows) {
       if (index >= first && index <= last) continue;
       element.remove();
@@ -93,8 +116,19 @@ export class VirtualList {
       let element = this.#rows.get(index);
       if (!element || (item !== null && element.dataset.wait)) {
         element?.remove();
-        element = h("div", { class: "row", role: "option", id: `${this.id}-${index}`, "aria-setsize": this.total, "aria-posinset": index + 1, "data-wait": item === null ? "1" : null,
-          onclick: () => this.choose(index) }, item === null ? h("span", { class: "muted" }, "…") : this.row(item));
+        element = h(
+          "div",
+          {
+            class: "row",
+            role: "option",
+            id: `${this.id}-${index}`,
+            "aria-setsize": this.total,
+            "aria-posinset": index + 1,
+            "data-wait": item === null ? "1" : null,
+            onclick: () => this.choose(index),
+          },
+          item === null ? h("span", { class: "muted" }, "…") : this.row(item),
+        );
         this.#rows.set(index, element);
         this.inner.append(element);
       }
@@ -107,28 +141,51 @@ export class VirtualList {
     if (missing) this.#settled();
   }
 
+  /** The first and the last page in sight. */
+  #seen() {
+    const top = this.element.scrollTop * this.#scale;
+    return [Math.floor(top / this.height / PAGE), Math.floor((top + this.element.clientHeight) / this.height / PAGE)];
+  }
+
   #fetch() {
-    const top = this.element.scrollTop * this.#scale, first = Math.floor(top / this.height / PAGE), last = Math.floor((top + this.element.clientHeight) / this.height / PAGE);
+    const [first, last] = this.#seen();
     for (const [page, controller] of this.#asking) if (page < first || page > last) controller.abort();
     for (let page = first; page <= last; page += 1) this.#page(page);
   }
 
-  async #page(page) {
-    if (this.#pages.has(page) || this.#asking.has(page)) return;
+  async #page(page, again = false) {
+    if (this.#asking.has(page) || (this.#pages.has(page) && !again)) return;
     const controller = new AbortController();
     this.#asking.set(page, controller);
     try {
       const { total, rows } = await this.fetch(page * PAGE, PAGE, controller.signal);
       this.#pages.set(page, rows);
+      if (again) this.#forget(page);
       this.total = total;
+      this.element.removeAttribute("aria-busy");
       this.onTotal(total);
       this.element.classList.toggle("none", total === 0);
-      if (total === 0) put(this.inner, h("div", { role: "option", "aria-selected": "false", "aria-disabled": "true" }, this.nothing()));
+      if (total === 0)
+        put(
+          this.inner,
+          h("div", { role: "option", "aria-selected": "false", "aria-disabled": "true" }, this.nothing()),
+        );
       else this.#draw();
     } catch (error) {
-      if (!isStale(error)) this.onError(error);
+      if (isStale(error)) return;
+      this.element.removeAttribute("aria-busy");
+      this.onError(error);
     } finally {
       if (this.#asking.get(page) === controller) this.#asking.delete(page);
+    }
+  }
+
+  /** Draw the rows of a page anew. */
+  #forget(page) {
+    for (const [index, element] of this.#rows) {
+      if (Math.floor(index / PAGE) !== page) continue;
+      element.remove();
+      this.#rows.delete(index);
     }
   }
 
@@ -138,7 +195,9 @@ export class VirtualList {
   }
 
   #into() {
-    const top = this.element.scrollTop * this.#scale, at = this.active * this.height, seen = this.element.clientHeight;
+    const top = this.element.scrollTop * this.#scale,
+      at = this.active * this.height,
+      seen = this.element.clientHeight;
     if (at < top) this.element.scrollTop = at / this.#scale;
     else if (at + this.height > top + seen) this.element.scrollTop = (at + this.height - seen) / this.#scale;
   }
@@ -146,7 +205,14 @@ export class VirtualList {
   #key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const far = Math.max(1, Math.floor(this.element.clientHeight / this.height) - 1);
-    const to = { ArrowDown: this.active + 1, ArrowUp: this.active - 1, PageDown: this.active + far, PageUp: this.active - far, Home: 0, End: this.total - 1 }[event.key];
+    const to = {
+      ArrowDown: this.active + 1,
+      ArrowUp: this.active - 1,
+      PageDown: this.active + far,
+      PageUp: this.active - far,
+      Home: 0,
+      End: this.total - 1,
+    }[event.key];
     if (event.key === "Enter" || event.key === " ") this.choose(this.active);
     else if (to !== undefined) {
       this.active = Math.max(0, Math.min(this.total - 1, to));
