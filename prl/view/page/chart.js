@@ -31,7 +31,8 @@ export class Chart {
   #theme = () => this.#shown && this.show(this.#shown, true);
 
   /**
-   * `element` becomes the chart. `sync`: charts of one name share the cursor. `onCursor(index | null)`. `onZoom(from, to)` in x.
+   * `element` becomes the chart. `sync`: charts of one name share the cursor. `onCursor(index | null)`. `onZoom(from,
+   * to)` in x.
    * `onReset()` undoes it. `yWidth`: of the axis, so that charts stand in line with something else.
    */
   constructor(
@@ -88,7 +89,8 @@ export class Chart {
   }
 
   /**
-   * `lines`: [{label, x, y, style: {colour, dash}, min?, max?, raw?, points?}], with x of numbers that increase. `kind` of X_KINDS.
+   * `lines`: [{label, x, y, style: {colour, dash}, min?, max?, raw?, points?}], with x of numbers that increase.
+   * `kind` of X_KINDS.
    * `range`: [from, to] of x, or null for what there is.
    */
   show(shown, anew = false) {

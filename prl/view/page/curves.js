@@ -1,4 +1,5 @@
-// Curves of one run or of several side by side, over steps, time or samples: asked for together, drawn apart, zoomed together.
+// Curves of one run or of several side by side, over steps, time or samples: asked for together, drawn apart, zoomed
+// together.
 
 import { get, isStale, Latest } from "./api.js";
 import { ChartCard } from "./chart_card.js";
@@ -14,8 +15,8 @@ export class Curves {
   #cards = [];
 
   /**
-   * `specs`: [{title, about, format, lines: [{key, label}], wide?, noLog?}]. `settings()` -> {x, smooth, log, from, to, runs: [names]}.
-   * `onZoom(from step, to step)`, `onReset()`. `derive(answer)` may add series to an answer.
+   * `settings()` -> {x, smooth, log, from, to, runs: [names]}. `onZoom(from step, to step)`, `onReset()`. `derive(answer,
+   * run)` may add to an answer. `onAnswer(answers)` when there are new ones.
    */
   constructor({ settings, onZoom, onReset, derive = (answer) => answer, sync = "curves", onAnswer = () => {} }) {
     Object.assign(this, { settings, onZoom, onReset, derive, sync, onAnswer });
@@ -24,7 +25,7 @@ export class Curves {
     this.refresh = throttled(() => this.load(), REFRESH_MS);
   }
 
-  /** What is drawn from now on. */
+  /** What is drawn from now on: [{title, about, format, lines: [{key, label, own?}], extra?, wide?, noLog?, noSmooth?}]. */
   async choose(specs) {
     this.destroy();
     this.#specs = specs;

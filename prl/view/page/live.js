@@ -1,5 +1,5 @@
-// What happens in a run that is going on, by server-sent events, through lost connections. A browser comes back by itself
-// and says what it heard last; where it gives up for good, because the answer was no stream, it is opened anew.
+// What happens in a run that is going on, by server-sent events, through lost connections. A browser comes back by
+// itself and says what it heard last; where it gives up for good, because the answer was no stream, it is opened anew.
 
 const KINDS = ["step", "status", "event", "evaluation"];
 const MAX_WAIT_MS = 15000;
@@ -9,7 +9,10 @@ export class Live {
   #timer = null;
   #failures = 0;
 
-  /** Listens until `close()`. `onEvent(kind, data)`; `onState("live")`, `("lost", {failures})` while it is tried again, `("ended", {state})`. */
+  /**
+   * Listens until `close()`. `onEvent(kind, data)`; `onState("live")`, `("lost", {failures})` while it is tried again,
+   * `("ended", {state})`.
+   */
   constructor(run, { onEvent, onState }) {
     Object.assign(this, { run, onEvent, onState });
     this.#open();

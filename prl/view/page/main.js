@@ -2,24 +2,26 @@
 //
 // Which file holds what:
 //
-//   index.html, theme_boot.js   the frame, and the theme before the first paint
-//   theme.css                   every colour, light and dark; base.css text and controls; layout.css frame and cards;
-//   charts.css samples.css run.css   what their names say
-//   main.js                     this: from the address to the view that is open      router.js   addresses, read and made
-//   shell.js                    header, tabs, the state of the run, lost connections  shortcuts.js  keys, and their list
-//   api.js live.js              questions, each abortable; what a live run sends      settings.js  theme, how curves are drawn
-//   dom.js format.js            elements from data that is never HTML; numbers as people read them
-//   chart.js chart_card.js      one chart of lines on uPlot, its frame and legend     palette.js   colours and dashes
-//   curves.js curve_controls.js many charts of one or many runs, and the row above them    smoothing.js  the moving average
-//   spread.js                   a distribution over steps: a plane and the bars of one step
-//   timeline.js                 the canvas of lanes, by mouse and keyboard            timeline_states.js  colours, patterns, words
-//   timeline_draw.js timeline_legend.js  spans to pixels; names, shares and what a span is
-//   gauges.js                   what is measured each second, in line with the lanes
-//   virtual_list.js segments.js a list of a million rows, asked for page by page; one of a few choices
-//   tokens.js token_scales.js   a completion's tokens with their numbers; what stands for how much
-//   conversation.js             many turns as they were said
-//   views/                      runs.js learning.js policy.js pipeline.js samples.js (with group.js, sample.js) run.js (with
-//                               events.js); each exports open(place) -> {element, live?, moved?, keys?, close}
+//   index.html theme_boot.js       the frame, and the theme before the first paint
+//   theme.css                      every colour, in light and in dark
+//   base.css layout.css            text and controls; header, toolbars, cards
+//   charts.css samples.css run.css what their names say
+//   main.js router.js              from the address to the view that is open; addresses, read and made
+//   shell.js                       header, tabs, the state of the run, lost connections
+//   api.js live.js                 questions, each of which can be aborted; what a live run sends
+//   dom.js format.js               elements, from data that is never HTML; numbers as people read them
+//   settings.js shortcuts.js       theme and how curves are drawn, kept by the browser; single keys and their list
+//   chart.js chart_card.js         one chart of lines, on uPlot; its frame and legend
+//   curves.js curve_controls.js    many charts of one or many runs; the row above them
+//   palette.js smoothing.js        colours and dashes; the moving average
+//   spread.js                      a distribution over steps: a plane, and the bars of one step
+//   timeline.js timeline_*.js      the lanes, by mouse and keyboard; spans to pixels, colours and patterns, words
+//   gauges.js                      what is measured each second, in line with the lanes
+//   virtual_list.js segments.js    a list of a million rows, asked for page by page; one of a few choices
+//   tokens.js token_scales.js      a completion's tokens with their numbers; what stands for how much
+//   conversation.js                many turns as they were said
+//   views/                         runs, learning, policy, pipeline, samples (group, sample), run (events); each view
+//                                  exports open(place) -> {element, live?, moved?, keys?, close}
 //
 // Invariants: the address says all of what is shown; a question that nobody waits for is aborted; nothing that a run or
 // a model wrote becomes markup; whatever colour says is also said by a pattern, a sign, a place or a number.

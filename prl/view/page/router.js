@@ -1,8 +1,11 @@
 // Where one is: everything that makes a view what it is stands in the address, so that any of it can be sent to others.
 //
-//   #/                                the list of runs              #/RUN/learning?smooth=0.6&from=100&to=200&with=OTHER
-//   #/RUN/VIEW                        a view                        #/RUN/samples?group=17&reward_max=0
-//   #/RUN/samples/ID                  one sample                    #/RUN/pipeline?at=1796050200&for=4
+//   #/                                       the list of runs
+//   #/RUN/VIEW                               a view of a run
+//   #/RUN/learning?smooth=0.6&with=OTHER     its curves, smoothed, beside those of another; from=, to= are steps
+//   #/RUN/pipeline?at=1796050200&for=4       four seconds of its timeline, from a moment in unix seconds
+//   #/RUN/samples?group=17&reward_max=0      a group, among those that the filters leave
+//   #/RUN/samples/ID                         one sample
 
 export const VIEWS = ["learning", "policy", "pipeline", "samples", "run"];
 

@@ -1,5 +1,5 @@
-// A distribution over steps: a plane of shades (a column per step, a row per bin) and, of the step under the cursor, the
-// same as bars with their numbers. The plane is a slider for those who do not see it or do not use a mouse.
+// A distribution over steps: a plane of shades (a column per step, a row per bin) and, of the step under the cursor,
+// the same as bars with their numbers. The plane is a slider for those who do not see it or do not use a mouse.
 
 import { h, put } from "./dom.js";
 import { colour, faint } from "./palette.js";
@@ -15,7 +15,7 @@ export class Spread {
   #theme = () => this.draw();
   #at = null;
 
-  /** `bin(first, last, edges)` names the bins of a row; `of` what is counted; `least` how many bins are always shown. */
+  /** `bin(first, last, edges)` names the bins of a row; `of` what is counted; `least` bins are always shown. */
   constructor({ title, about, of, bin, least = 1 }) {
     Object.assign(this, { bin, of, title, least });
     this.canvas = h("canvas", { "aria-hidden": "true" });

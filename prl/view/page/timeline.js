@@ -109,7 +109,7 @@ export class Timeline {
     this.draw();
   }
 
-  // ---- moving and zooming ---------------------------------------------------------------------------------------------
+  // ---- moving and zooming -------------------------------------------------------------------------------------------
 
   /** Show this part, as near to it as there is anything. */
   to(from, to, told = true) {

@@ -58,8 +58,8 @@ export function modesOf(sample) {
 }
 
 /**
- * How tokens look in a mode: `look(n)` the class, `text(n)` the number below, `mark(n)` a label before the token or null;
- * `legend` [[class, words]]; `about` what it is.
+ * How tokens look in a mode: `look(n)` the class, `text(n)` the number below, `mark(n)` a label before the token or
+ * null; `legend` [[class, words]]; `about` what it is.
  */
 export function scaleOf(mode, sample) {
   if (mode === "version") return ofVersions(sample);

@@ -1,5 +1,5 @@
-// Tokens as they were sampled, coloured in one of the ways of token_scales.js; the numbers of the one that is pointed at
-// or reached with the arrow keys are shown above.
+// Tokens as they were sampled, coloured in one of the ways of token_scales.js; the numbers of the one that is pointed
+// at or reached with the arrow keys are shown above.
 
 import { h, put, say } from "./dom.js";
 import { segments } from "./segments.js";
@@ -79,7 +79,7 @@ export class Tokens {
         class: "tokens",
         tabindex: "0",
         role: "listbox",
-        "aria-label": "Tokens; arrow keys move, the numbers of each are said",
+        "aria-label": "Tokens; arrow keys move, what each has is said",
         onkeydown: (event) => this.#key(event, start, end),
         onpointerover: (event) => event.target.dataset?.n && this.#choose(Number(event.target.dataset.n)),
         onclick: (event) => event.target.dataset?.n && this.#choose(Number(event.target.dataset.n)),

@@ -1,5 +1,5 @@
-// A list of any length: only the rows in sight are there, and they are asked for page by page. It is one listbox for the
-// keyboard: up and down, Page Up and Page Down, Home, End; Enter or a click chooses.
+// A list of any length: only the rows in sight are there, and they are asked for page by page. It is one listbox for
+// the keyboard: up and down, Page Up and Page Down, Home, End; Enter or a click chooses.
 
 import { isStale } from "./api.js";
 import { h, put, settled } from "./dom.js";
@@ -18,7 +18,7 @@ export class VirtualList {
   total = 0;
   active = 0;
 
-  /** `fetch(offset, limit, signal)` -> {total, rows}; `row(item)` -> nodes; `onChoose(item, index)`; `isChosen(item)`. */
+  /** `fetch(offset, limit, signal)` -> {total, rows}; `row(item)` -> nodes; `onChoose(item)`; `isChosen(item)`. */
   constructor({ label, height, fetch, row, onChoose, isChosen, onTotal, onError, nothing }) {
     Object.assign(this, { height, fetch, row, onChoose, isChosen, onTotal, onError, nothing });
     this.id = `list-${(lists += 1)}`;

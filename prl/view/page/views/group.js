@@ -57,7 +57,7 @@ export class GroupPane {
     const member = this.#told?.samples.find((each) => String(each.sample) === this.#chosen)?.member ?? null;
     put(
       this.body,
-      samplePane({ ...sample, member: sample.member ?? member }, location.href.replace(location.hash, this.link(id))),
+      samplePane({ ...sample, member: sample.member ?? member }, new URL(this.link(id), location.href).href),
     );
   }
 

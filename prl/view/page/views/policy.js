@@ -1,4 +1,4 @@
-// Is it on policy: how old the tokens are, what their ratios are, and where the gap between engine and trainer comes from.
+// Is it on policy: how old the tokens are, what their ratios are, where the gap between engine and trainer comes from.
 
 import { get, isStale, Latest } from "../api.js";
 import { CurveControls } from "../curve_controls.js";
@@ -26,7 +26,7 @@ const SPECS = [
   },
   {
     title: "Log-probability gap",
-    about: "|trainer − engine|, mean over tokens: what old weights and what different numerics add",
+    about: "|trainer − engine| a token, and what causes it",
     ...SHORT,
     lines: [
       { key: "gap_mean", label: "all of it" },
@@ -93,6 +93,7 @@ export function open(place) {
     about: "trainer's probability over the engine's, by token",
     of: "tokens",
     bin: ratioBin,
+    least: 23,
   });
   const notice = h("div");
   const element = h(

@@ -158,7 +158,7 @@ export function open(first) {
     if (value === "" || (name === "sort" && value === "step")) query().delete(name);
     else query().set(name, value);
     place.change(query());
-    list.reset();
+    narrowed();
   }
 
   function clear() {
@@ -168,7 +168,7 @@ export function open(first) {
     list.reset();
   }
 
-  const typed = settled(set, 250),
+  const narrowed = settled(() => list.reset(), 250),
     refresh = throttled(() => list.refresh(), REFRESH_MS);
 
   function showFilters() {
@@ -180,7 +180,7 @@ export function open(first) {
       "aria-label": "Search prompts and completions",
       "data-search": "",
       value: value("q"),
-      oninput: (event) => typed("q", event.target.value),
+      oninput: (event) => set("q", event.target.value),
     });
     const number_ = (name, label, step) =>
       h("input", {
@@ -188,7 +188,7 @@ export function open(first) {
         step,
         "aria-label": label,
         value: value(name),
-        oninput: (event) => typed(name, event.target.value),
+        oninput: (event) => set(name, event.target.value),
       });
     put(
       filterBar,
@@ -282,7 +282,7 @@ export function open(first) {
     ],
     close: () => {
       latest.stop();
-      typed.stop();
+      narrowed.stop();
       refresh.stop();
       list.destroy();
     },
