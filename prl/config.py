@@ -124,10 +124,15 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """``fsdp`` is a torchrun child with FSDP2; ``simulated`` needs no torch."""
     num_ranks: Positive = 1
     """Trainer processes, one per GPU (or per core)."""
+    num_replicas: Positive = 1
+    """Hybrid sharding: so many copies of the model, each sharded over num_ranks / num_replicas neighbouring ranks. With
+    one copy a host only gradients cross the network, at num_replicas times the memory; 1 shards over all ranks."""
     launch: Literal["torchrun", "external"] = "torchrun"
-    """``external`` waits for ranks that you start with torchrun and point at ``listen``."""
+    """``external`` waits for ranks that you, or a scheduler, start with torchrun anywhere, pointed at ``listen``."""
     listen: str = "127.0.0.1:0"
     """host:port where ranks connect; port 0 picks a free one. Beyond loopback, ranks must present PRL_TOKEN."""
+    gather_timeout_s: PositiveFloat = 1800.0
+    """How long the run waits for external ranks to connect, at its start and each time they have to come back."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the ranks compute; ``auto`` takes CUDA where torch sees it."""
     learning_rate: PositiveFloat = 1e-6
