@@ -3,7 +3,7 @@
 
 import { get, isStale, Latest } from "./api.js";
 import { ChartCard } from "./chart_card.js";
-import { h, loading, put, throttled, trouble } from "./dom.js";
+import { empty, h, loading, put, throttled, trouble } from "./dom.js";
 import { lineStyle } from "./palette.js";
 import { smoothed } from "./smoothing.js";
 
@@ -67,7 +67,9 @@ export class Curves {
       );
       const began = await this.#begins(x, runs, signal);
       this.answers = answers.map((answer, n) => this.derive(since(answer, x, began[n]), runs[n]));
-      put(this.notice);
+      const none = answers.every((answer) => answer.total === 0);
+      put(this.notice, none && empty("No step yet", "Curves begin with the first step that is done."));
+      this.element.hidden = none;
       this.draw();
       this.onAnswer(this.answers);
     } catch (error) {
@@ -88,9 +90,9 @@ export class Curves {
     for (const run of runs) {
       if (this.began.has(run)) continue;
       const first = await get([run, "series"], { keys: "time_s", x, to: 1, points: 1 }, { signal });
-      this.began.set(run, (first.x[0] ?? 0) - (first.series.time_s?.mean[0] ?? 0));
+      if (first.x.length) this.began.set(run, (first.x[0] ?? 0) - (first.series.time_s?.mean[0] ?? 0));
     }
-    return runs.map((run) => this.began.get(run));
+    return runs.map((run) => this.began.get(run) ?? 0);
   }
 
   /** Draw what is there, as it is to be drawn now. */

@@ -13,6 +13,7 @@
 //   settings.js shortcuts.js       theme and how curves are drawn, kept by the browser; single keys and their list
 //   chart.js chart_card.js         one chart of lines, on uPlot; its frame and legend
 //   curves.js curve_controls.js    many charts of one or many runs; the row above them
+//   keys.js                        which keys a run has written so far
 //   palette.js smoothing.js        colours and dashes; the moving average
 //   spread.js                      a distribution over steps: a plane, and the bars of one step
 //   timeline.js timeline_*.js      the lanes, by mouse and keyboard; spans to pixels, colours and patterns, words
@@ -58,6 +59,7 @@ function context(at) {
     info: () => shell.info,
     /** The address says this now; nothing is opened anew. */
     change: (query) => {
+      if (at.run !== place.run || at.view !== place.view) return; // said late, of what is not open any more
       history.replaceState(null, "", link({ ...at, ...place, query }));
       place.query = query;
       shell.carry(place);

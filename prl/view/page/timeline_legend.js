@@ -1,7 +1,7 @@
 // The words beside the lanes: their names with how busy each was, the states with their share, and what one span is.
 
 import { h, put } from "./dom.js";
-import { clock, duration, percent } from "./format.js";
+import { clock, duration, percent, whole } from "./format.js";
 import { BUSY, fillState, STATES } from "./timeline_states.js";
 import { sized } from "./timeline_draw.js";
 
@@ -16,11 +16,11 @@ export class TimelineLegend {
   shares({ spans, lanes }, [from, to], picked) {
     const all = new Map(),
       busy = new Map(),
-      whole = (to - from) * lanes.length;
-    // spans that are too short to be drawn come as one, in the state that most of them had
+      total = (to - from) * lanes.length;
+    // spans that are too short to be drawn come as one, in the state that most of their time had
     const about = spans.some((span) => span.n > 1) ? "≈ " : "";
     for (const span of spans) {
-      const seconds = Math.min(to, span.end) - Math.max(from, span.start);
+      const seconds = (Math.min(to, span.end) - Math.max(from, span.start)) * (span.share ?? 1);
       if (seconds <= 0) continue;
       all.set(span.state, (all.get(span.state) ?? 0) + seconds);
       if (BUSY.has(span.state)) busy.set(span.lane, (busy.get(span.lane) ?? 0) + seconds);
@@ -37,7 +37,7 @@ export class TimelineLegend {
           {},
           h("canvas", { "data-state": state, "aria-hidden": "true" }),
           state,
-          h("b", {}, `${about}${percent(all.get(state) / whole, 0)}`),
+          h("b", {}, `${about}${percent(all.get(state) / total, 0)}`),
         ),
       ),
     );
@@ -88,7 +88,12 @@ export class TimelineLegend {
       h("span", { class: "muted" }, `${clock(span.start, fine)} to ${clock(span.end, fine)} `),
       given(span.version) && h("span", { class: "muted" }, `weights ${span.version} `),
       given(span.step) && h("span", { class: "muted" }, `step ${span.step} `),
-      span.n > 1 && h("span", { class: "muted" }, `${span.n} short spans together: zoom in to see them `),
+      span.n > 1 &&
+        h(
+          "span",
+          { class: "muted" },
+          `${whole(span.n)} short spans, ${percent(span.share ?? 1, 0)} of their time so: zoom in to see them `,
+        ),
       span.why && h("span", {}, span.why),
     );
   }

@@ -1,10 +1,11 @@
 // Is it learning: rewards, held-out results, lengths, entropy, and what the optimiser does.
 
-import { get, isStale, Latest } from "../api.js";
+import { get, isStale } from "../api.js";
 import { CurveControls } from "../curve_controls.js";
 import { Curves } from "../curves.js";
 import { h, loading, put, trouble } from "../dom.js";
 import { compact, duration, number, percent, share, whole, words } from "../format.js";
+import { Keys } from "../keys.js";
 import { lineStyle } from "../palette.js";
 
 const NUMBERS = { format: (value) => number(value, 3) };
@@ -117,15 +118,22 @@ function placed(step, answer, x) {
 }
 
 export function open(place) {
-  const latest = new Latest(),
-    controls = new CurveControls({
-      ...place,
-      onDraw: () => {
-        curves.draw();
-        others.draw();
-      },
-      onLoad: () => load(),
-    });
+  const keys = new Keys(place.run, {
+    onKeys: (told) => shown(told),
+    onError: (error) =>
+      put(
+        curves.notice,
+        trouble(error, () => keys.ask()),
+      ),
+  });
+  const controls = new CurveControls({
+    ...place,
+    onDraw: () => {
+      curves.draw();
+      others.draw();
+    },
+    onLoad: () => load(),
+  });
   const options = {
     settings: () => controls.settings(),
     onZoom: (from, to) => controls.zoom(from, to),
@@ -163,17 +171,14 @@ export function open(place) {
     }
   }
 
-  async function start() {
-    try {
-      const [keys] = await Promise.all([get([place.run, "keys"], {}, { signal: latest.next() }), evaluated()]);
-      const [specs, rest] = chosen(keys);
-      left = rest;
-      more.hidden = left.length === 0;
-      put(count, `(${left.length})`);
-      await curves.choose(specs);
-    } catch (error) {
-      if (!isStale(error)) put(curves.notice, trouble(error, start));
-    }
+  async function shown(told) {
+    await evaluated();
+    const [specs, rest] = chosen(told);
+    left = rest;
+    more.hidden = left.length === 0;
+    put(count, `(${left.length})`);
+    await curves.choose(specs);
+    if (more.open) showOthers();
   }
 
   function showOthers() {
@@ -218,7 +223,7 @@ export function open(place) {
     );
   }
 
-  start();
+  keys.ask();
   return {
     element,
     live: (kind) => {
@@ -229,12 +234,13 @@ export function open(place) {
         );
       if (kind === "run" && curves.answers) figures(curves.answers[0]);
       if (kind === "step") {
+        keys.again();
         curves.refresh();
         if (more.open) others.refresh();
       }
     },
     close: () => {
-      latest.stop();
+      keys.close();
       curves.destroy();
       others.destroy();
     },

@@ -6,6 +6,7 @@ import { Curves } from "../curves.js";
 import { empty, h, loading, put, say, settled, throttled, trouble } from "../dom.js";
 import { duration, number, percent, share, words } from "../format.js";
 import { Gauges } from "../gauges.js";
+import { Keys } from "../keys.js";
 import { Timeline } from "../timeline.js";
 
 const FOLLOWED_S = 60;
@@ -269,14 +270,14 @@ export function open(place) {
     toUpdate(Math.max(1, Math.min(last, update === null ? (shown.at(by < 0 ? -1 : 0) ?? last) : update + by)));
   }
 
-  async function start() {
-    try {
-      const { metrics } = await get([place.run, "keys"]);
-      await curves.choose(specsOf(metrics));
-    } catch (error) {
-      if (!isStale(error)) put(curves.notice, trouble(error, start));
-    }
-  }
+  const keys = new Keys(place.run, {
+    onKeys: ({ metrics }) => curves.choose(specsOf(metrics)),
+    onError: (error) =>
+      put(
+        curves.notice,
+        trouble(error, () => keys.ask()),
+      ),
+  });
 
   const refresh = throttled(() => {
     if (follow || !have) fetchPart();
@@ -285,13 +286,15 @@ export function open(place) {
   bar.hidden = true;
   fetchPart();
   marks();
-  start();
+  keys.ask();
   return {
     element,
     live: (kind) => {
       if (kind === "run") showFollow();
       if (kind === "step" || kind === "run") refresh();
-      if (kind === "step") curves.refresh();
+      if (kind !== "step") return;
+      keys.again();
+      curves.refresh();
     },
     keys: [
       ["[", "The weight update before", () => beside(-1)],
@@ -299,6 +302,7 @@ export function open(place) {
     ],
     close: () => {
       latest.stop();
+      keys.close();
       load.stop();
       refresh.stop();
       timeline.destroy();
