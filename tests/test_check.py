@@ -198,6 +198,16 @@ def test_a_token_in_the_environment_opens_the_trainer_to_others() -> None:
         cross_check(config(trainer=trainer), {"PRL_TOKEN": "secret"})
 
 
+def test_the_page_is_no_more_open_than_the_control_address() -> None:
+    """Beyond loopback it needs the same token; where it is off its address is nobody's concern."""
+    open_page = {"view": {"address": "0.0.0.0"}}
+    (line,) = conflicts(config(**open_page))
+    assert "view.address = '0.0.0.0' can be reached from other machines: set PRL_CONTROL_TOKEN" in line
+    cross_check(config(**open_page), {"PRL_CONTROL_TOKEN": "0123456789abcdef"})
+    cross_check(config(view={"address": "0.0.0.0", "enabled": False}), {})
+    assert len(conflicts(config(view={"address": ""}, control={"enabled": False}))) == 1
+
+
 def test_external_ranks_are_told_a_port() -> None:
     """They come back to it after a death, so it cannot be any that is free."""
     with pytest.raises(ConfigError, match=r"external' needs a port in trainer\.listen, got '0\.0\.0\.0:0'"):
