@@ -51,7 +51,7 @@ class Shown(msgspec.Struct, kw_only=True):
     n: int
     """Spans that this one stands for."""
     share: float
-    """Of their time, what was in ``state``."""
+    """Of the time from ``start`` to ``end``, what was in ``state``: the rest were other states, and gaps."""
 
 
 class _Names:
@@ -195,7 +195,8 @@ class Timeline:
         begins = np.concatenate([[0], np.flatnonzero(~joins) + 1])
         until = np.append(begins[1:], len(kept))
         chosen, totals = facts[example[kept]].tolist(), np.add.reduceat(counts, begins)
-        share = np.add.reduceat(lasted.max(axis=1), begins) / np.add.reduceat(lasted.sum(axis=1), begins)
+        extent = np.maximum.reduceat(ends, begins) - starts[begins]
+        share = np.minimum(np.add.reduceat(lasted.max(axis=1), begins) / np.maximum(extent, _MOMENT_S), 1.0)
         return [
             self._shown(name, float(starts[a]), float(ends[a:b].max()), chosen[a], n=n, share=of_state)
             for a, b, n, of_state in zip(

@@ -7,15 +7,23 @@ import { compact, words } from "./format.js";
 import { lineStyle } from "./palette.js";
 
 const COUNTERS = new Set(["admitted", "trained", "dropped", "num_slots", "streams"]);
-const TITLES = { tok_s: "Tokens a second", slots: "Slots", streams: "Streams", queue: "Waiting in queues" };
+const TITLES = {
+  tok_s: "Tokens a second",
+  slots: "Slots",
+  streams: "Streams",
+  running: "Streams by engine",
+  queue: "Waiting in queues",
+};
 const UNITS = { tok_s: "generated", streams: "open" };
-const ORDER = ["tok_s", "slots", "streams", "queue"];
+const ORDER = ["tok_s", "slots", "streams", "running", "queue"];
+/** What is drawn by step anyway. */
+const LEFT_OUT = new Set(["at", "step", "version"]);
 
 /** {group: [[name, label]]} of the gauges' names. */
 function grouped(names) {
   const groups = {};
   for (const name of names) {
-    const [, group, label] = name.match(/^(slots|queue)[._](.+)$/) ?? [null, name, words(name)];
+    const [, group, label] = name.match(/^([^.]+)\.(.+)$/) ?? [null, name, words(name)];
     if (group === "slots" && COUNTERS.has(label)) continue;
     (groups[group] ??= []).push([name, UNITS[name] ?? words(label)]);
   }
@@ -33,7 +41,7 @@ export class Gauges {
 
   /** {at, name: values} of the server, in a window. */
   show(gauges, window) {
-    const names = Object.keys(gauges ?? {}).filter((name) => name !== "at" && Array.isArray(gauges[name]));
+    const names = Object.keys(gauges ?? {}).filter((name) => !LEFT_OUT.has(name) && Array.isArray(gauges[name]));
     const groups = grouped(names),
       order = [...ORDER.filter((name) => groups[name]), ...Object.keys(groups).filter((name) => !ORDER.includes(name))];
     if (order.length === 0 && this.#rows.size === 0) return;

@@ -38,7 +38,13 @@ export function drawLanes(canvas, { width, lanes, spans, window, picked }) {
     const x = Math.max(-2, at(span.start)),
       wide = Math.max(1, Math.min(width + 2, at(span.end)) - x),
       y = row.get(span.lane) * LANE + (LANE - BLOCK) / 2;
-    fillState(draw, span.state, x, y, Math.max(1, wide - (wide > 4 ? 1 : 0)), BLOCK, ratio);
+    // many short spans as one: as high as the share of the time that they had
+    const high = span.n > 1 ? Math.max(3, Math.round(BLOCK * (span.share ?? 1))) : BLOCK;
+    if (high < BLOCK) {
+      draw.fillStyle = colour("raised");
+      draw.fillRect(x, y, wide, BLOCK - high);
+    }
+    fillState(draw, span.state, x, y + BLOCK - high, Math.max(1, wide - (wide > 4 ? 1 : 0)), high, ratio);
     if (wide > 34) label(draw, span, x, y, wide, width);
   }
   if (picked && row.has(picked.lane)) {

@@ -92,7 +92,7 @@ export class TimelineLegend {
         h(
           "span",
           { class: "muted" },
-          `${whole(span.n)} short spans, ${percent(span.share ?? 1, 0)} of their time so: zoom in to see them `,
+          `${whole(span.n)} short spans, ${percent(span.share ?? 1, 0)} of this time so: zoom in to see them `,
         ),
       span.why && h("span", {}, span.why),
     );

@@ -161,6 +161,7 @@ export function open(place) {
     showFollow();
     keep(shown);
     gauges.show(have?.gauges, shown);
+    card.classList.add("stale");
     load();
   }
 
@@ -194,6 +195,7 @@ export function open(place) {
       have = told;
       put(notice);
       card.hidden = bar.hidden = false;
+      card.classList.remove("stale");
       timeline.show(told, window);
       gauges.show(told.gauges, window);
       showFollow();
@@ -260,6 +262,7 @@ export function open(place) {
     const shown = (have?.spans ?? [])
       .filter(
         (span) =>
+          span.n === 1 &&
           (span.version ?? null) !== null &&
           UPDATE_STATES.has(span.state) &&
           span.start > window[0] &&

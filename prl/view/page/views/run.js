@@ -145,6 +145,14 @@ function engines(all) {
   );
 }
 
+/** {kind, name, ...} in words. */
+function deviceName({ name, ...rest }) {
+  const told = Object.entries(rest).map(([key, value]) =>
+    key === "kind" ? String(value) : `${words(key)} ${plain(value)}`,
+  );
+  return [name, ...told].filter(Boolean).join(", ");
+}
+
 /** Lines of its files that could not be read. */
 function skipped(told) {
   const all = Object.entries(told ?? {});
@@ -158,7 +166,7 @@ function versions(told) {
   const { devices, ...rest } = told ?? {};
   const counted = new Map();
   for (const device of devices ?? []) {
-    const name = typeof device === "string" ? device : JSON.stringify(device);
+    const name = typeof device === "string" ? device : deviceName(device);
     counted.set(name, (counted.get(name) ?? 0) + 1);
   }
   return card(
