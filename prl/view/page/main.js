@@ -21,8 +21,8 @@
 //   virtual_list.js segments.js    a list of a million rows, asked for page by page; one of a few choices
 //   tokens.js token_scales.js      a completion's tokens with their numbers; what stands for how much
 //   conversation.js                many turns as they were said
-//   views/                         runs, learning, policy, pipeline, samples (group, sample), run (events); each view
-//                                  exports open(place) -> {element, live?, moved?, keys?, close}
+//   views/                         runs, learning, policy, pipeline, samples (group, sample), run (configuration, events);
+//                                  each view exports open(place) -> {element, live?, moved?, keys?, close}
 //
 // Invariants: the address says all of what is shown; a question that nobody waits for is aborted; nothing that a run or
 // a model wrote becomes markup; whatever colour says is also said by a pattern, a sign, a place or a number.
