@@ -16,7 +16,8 @@ import pytest
 from yarl import URL
 
 from prl.check_control import CONTROL_TOKEN
-from prl.view.api import LOG_RATIO_EDGES, Api
+from prl.trainer.base import LOG_RATIO_EDGES
+from prl.view.api import Api
 from prl.view.listen import guard_of, listener, url_of
 from prl.view.runs import Runs
 from prl.view.server import HEADERS, ViewServer
