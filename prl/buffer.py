@@ -75,6 +75,7 @@ class Buffer:
         self.num_slots, self._order, self._group_size = num_slots, order, group_size
         self._most = num_slots if max_ahead is None else max_ahead
         self._streams: dict[Ticket, int] = {}  # of the groups that run
+        self._num_streams = 0
         self._groups: dict[Ticket, Group | None] = {}  # admitted and not taken, in order of admission; None: running
         self._by_completion: dict[Ticket, None] = {}
         self._taken = self._admitted = self._dropped = self._trained = 0
@@ -87,23 +88,26 @@ class Buffer:
         self._admitted += 1
         self._groups[ticket] = None
         self._streams[ticket] = self._group_size
+        self._num_streams += self._group_size
         return ticket
 
     def stream_ended(self, ticket: Ticket) -> None:
         """One of the prompt's streams gives no more tokens; what follows, its scoring, needs no engine."""
         self._streams[ticket] -= 1
+        self._num_streams -= 1
         self._changed.set()
 
     def finish(self, ticket: Ticket, group: Group) -> None:
         """The prompt's group is complete and may be taken."""
         self._groups[ticket] = group
-        del self._streams[ticket]
+        self._num_streams -= self._streams.pop(ticket)
         self._by_completion[ticket] = None
         self._changed.set()
 
     def drop(self, ticket: Ticket) -> None:
         """The prompt ends without a group; its slot is free at once."""
-        del self._groups[ticket], self._streams[ticket]
+        del self._groups[ticket]
+        self._num_streams -= self._streams.pop(ticket)
         self._dropped += 1
         self._changed.set()
 
@@ -112,7 +116,7 @@ class Buffer:
         if count > self._most:
             msg = f"cannot take {count} groups from {self._most} slots"
             raise ValueError(msg)
-        await self._until(lambda: len(self._next(count)) == count)
+        await self._until(lambda: len(self._by_completion) >= count and len(self._next(count)) == count)
         batch = self._next(count)
         for ticket, _ in batch:
             del self._groups[ticket]
@@ -152,7 +156,7 @@ class Buffer:
         """How the slots are used now, and counters since the start."""
         return BufferStatistics(
             num_slots=self.num_slots,
-            streams=sum(self._streams.values()),
+            streams=self._num_streams,
             running=len(self._groups) - len(self._by_completion),
             finished=len(self._by_completion),
             taken=self._taken,
@@ -164,7 +168,7 @@ class Buffer:
     def _has_room(self) -> bool:
         if self._order == "admission":
             return len(self._groups) + self._taken < self.num_slots
-        streams, ahead = sum(self._streams.values()), len(self._by_completion) + self._taken
+        streams, ahead = self._num_streams, len(self._by_completion) + self._taken
         return ahead < self._most and (streams + self._group_size <= self.num_slots or not streams)
 
     def _next(self, count: int) -> list[tuple[Ticket, Group]]:

@@ -3,7 +3,8 @@
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
 that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of the data,
 evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, that of the control address in
-``config_control.py``, those of environments in ``config_environment.py``. The doc of a field is the string under it.
+``config_control.py``, those of environments in ``config_environment.py``, those of simulated
+machines in ``config_simulate.py``. The doc of a field is the string under it.
 Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
@@ -20,6 +21,7 @@ from prl.config_environment import EnvironmentConfig, GatewayConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
+from prl.config_simulate import SimulateConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -51,6 +53,9 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     max_lag: NonNegative | None = None
     """Hard bound on the lag of a sample's oldest token, in steps; 0 is synchronous; absent is the paper's mode, where
     the lag follows from how much the engines hold."""
+    batches_ahead: Positive = 2
+    """In the paper's mode, batches of groups that are ready or in a step when admission stops: 2 are one in the trainer
+    and the next one complete beside it. More keep the engines full where lengths come in waves, and age."""
     groups_per_step: Positive = 8
     """Prompts per optimiser step."""
     group_size: Positive = 8
@@ -224,5 +229,6 @@ class Config(Table, frozen=True, kw_only=True):
     control: ControlConfig = ControlConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     gateway: GatewayConfig = GatewayConfig()
+    simulate: SimulateConfig = SimulateConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train, unless an environment gives rewards of its own: all of them are added."""

@@ -42,9 +42,6 @@ from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.15
 """Accepted difference of log-probabilities between engine and trainer: the largest in float32, else the mean."""
-BATCHES_AHEAD = 2
-"""In the paper's mode, batches of groups that are ready or in a step when admission stops: one in the trainer, and the
-next one complete beside it. More of them would only age."""
 
 log = get_logger(__name__)
 EngineKind = Literal["vllm", "transformers", "simulated"]
@@ -182,7 +179,7 @@ def make_buffer(config: Config) -> Buffer:
         num_streams(config, engine.count),
         order="completion",
         group_size=pipeline.group_size,
-        max_ahead=BATCHES_AHEAD * pipeline.groups_per_step,
+        max_ahead=pipeline.batches_ahead * pipeline.groups_per_step,
     )
 
 

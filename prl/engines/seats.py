@@ -95,6 +95,10 @@ class Seats:
         """Where streams may be placed."""
         return [seat.index for seat in self.all if seat.serves]
 
+    def known_to_serve(self) -> list[int]:
+        """The same as far as was told: one may have died since. No engine is asked, which every stream would pay for."""
+        return [seat.index for seat in self.all if seat.state == "serving" and not seat.is_leaving]
+
     def at(self, index: int) -> Seat:
         """The seat with this index."""
         return next(seat for seat in self.all if seat.index == index)
