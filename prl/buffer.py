@@ -20,6 +20,9 @@ With ``order="completion"`` groups are taken as they finish (the paper's mode). 
 the engines are to be full at all times: a group's slots are free as its streams end, not all of them when the longest
 has. No prompt is admitted while ``max_ahead`` groups or more run ahead of training, finished or in a step. The lag has
 no bound; it follows from how much is under way and is measured.
+
+Where the number of slots changes (``resize``), S is the most that there ever are, and the proof reads as it stands; while
+there are fewer, those admitted meanwhile are bounded by them.
 """
 
 from __future__ import annotations
@@ -137,10 +140,11 @@ class Buffer:
     def resize(self, num_slots: int) -> None:
         """Have so many slots from now on; where more are held, none is free until enough were released.
 
-        With the order of admission the number is what the lag bound's proof rests on.
+        Raises:
+            ValueError: with the order of admission, more than it was made with: the lag bound's proof rests on that.
         """
-        if self._order == "admission":
-            msg = "the number of slots is the lag bound: it does not change"
+        if self._order == "admission" and num_slots > self._most:
+            msg = f"{self._most} slots are the lag bound: there cannot be {num_slots}"
             raise ValueError(msg)
         self.num_slots = num_slots
         self._changed.set()

@@ -53,6 +53,10 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     max_lag: NonNegative | None = None
     """Hard bound on the lag of a sample's oldest token, in steps; 0 is synchronous; absent is the paper's mode, where
     the lag follows from how much the engines hold."""
+    target_ess: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Hold the effective sample size of a batch here: the groups (without ``max_lag``, the streams) under way are moved
+    between a synchronous run's and what ``max_lag`` (or the engines) allow, so that lag is spent where it costs little.
+    Absent: as many as are allowed are under way."""
     batches_ahead: Positive = 2
     """In the paper's mode, batches of groups that are ready or in a step when admission stops: 2 are one in the trainer
     and the next one complete beside it. More keep the engines full where lengths come in waves, and age."""

@@ -19,8 +19,8 @@ class LengthsConfig(Table, frozen=True, kw_only=True):
     """``[simulate.lengths]``: how many tokens a completion has; never more than ``sampling.max_tokens``."""
 
     kind: Literal["uniform", "lognormal", "geometric", "fixed", "file"] | None = None
-    """``uniform`` is 1 to ``sampling.max_tokens``, the paper's; ``lognormal`` and ``geometric`` have long tails; ``file``
-    draws from the lengths in ``path``. Absent: those of the run folder ``simulate.run``, else ``uniform``."""
+    """``uniform`` is 1 to ``sampling.max_tokens``, the paper's; ``lognormal`` and ``geometric`` have long tails;
+    ``file`` draws from the lengths in ``path``. Absent: those of the run folder ``simulate.run``, else ``uniform``."""
     mean: PositiveFloat | None = None
     """Mean of ``lognormal``, ``geometric`` and ``fixed`` before they are cut at ``sampling.max_tokens``; absent: a
     quarter of that."""
@@ -29,13 +29,14 @@ class LengthsConfig(Table, frozen=True, kw_only=True):
     path: str = ""
     """A text file: on each line the lengths of one prompt's completions, or one number a line."""
     prompt_share: Fraction = 0.0
-    """How much of the variance is the prompt's own: 0, members of a group are as different as strangers; 1, all equal."""
+    """How much of the variance is the prompt's own: at 0 members of a group differ as strangers do, at 1 not at all."""
 
 
 class DecodeConfig(Table, frozen=True, kw_only=True):
     """``[simulate.decode]``: seconds of one decode step of one engine, by the sequences that run in it.
 
-    One of: ``base_s + per_sequence_s * h``; a measured ``table``; ``utilisation``, the paper's U(h). Absent: the run folder.
+    One of: ``base_s + per_sequence_s * h``; a measured ``table``; ``utilisation``, the paper's U(h). Absent: the run
+    folder.
     """
 
     base_s: PositiveFloat | None = None
@@ -81,13 +82,16 @@ class SimulateConfig(Table, frozen=True, kw_only=True):
     run: str = ""
     """A run folder: lengths, step times and update time that are not given are taken from what it measured."""
     num_accelerators: Positive | None = None
-    """Accelerators (or cores) in all. Absent: each engine and each rank has its own. With fewer, engines and ranks share
-    them and each is slower while the others are at work; this is how conventional mode gives all to either stage."""
+    """Accelerators (or cores) in all. Absent: each engine and each rank has its own. With fewer, engines and ranks
+    share them, each slower while others are at work; this is how conventional mode gives all to either stage."""
     grain: Positive | None = None
     """Tokens that one simulated token stands for. Larger is quicker and rougher; absent: so many that the longest
     completion has 64."""
     warmup_steps: NonNegative | None = None
     """Steps that the report leaves out; absent: a quarter of ``run.num_steps``, in whole rounds."""
+    steady_start: bool = True
+    """Begin, in the paper's mode, with sequences that are under way as a run that has gone on for long has them; false
+    begins as a run does, all at once, whose waves last for many times the longest sequence."""
     prompt_tokens: NonNegative = 0
     """Of each prompt: they are trained over, and held in the KV cache."""
     update_s: NonNegativeFloat | None = None
@@ -95,8 +99,8 @@ class SimulateConfig(Table, frozen=True, kw_only=True):
     score_s: NonNegativeFloat = 0.0
     """How long the rewards take for one completion."""
     drift: NonNegativeFloat = 0.002
-    """How fast policies move apart: the variance of a token's log-ratio is ``drift`` per step of lag, so that a batch has
-    ESS = 1 / mean(exp(drift * lag))."""
+    """How fast policies move apart: the variance of a token's log-ratio is ``drift`` per step of lag, so that a batch
+    has ESS = 1 / mean(exp(drift * lag))."""
     lengths: LengthsConfig = LengthsConfig()
     decode: DecodeConfig = DecodeConfig()
     train: TrainTimeConfig = TrainTimeConfig()

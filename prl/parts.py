@@ -28,9 +28,11 @@ from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
+from prl.governor import Governor
 from prl.ledger import Played, Sampled
 from prl.log import get_logger
 from prl.memory import gpu_memory
+from prl.metrics import StepReport
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer
 from prl.rollout import Play, Rollout
@@ -183,13 +185,34 @@ def make_buffer(config: Config) -> Buffer:
     )
 
 
+def make_governor(config: Config) -> Governor | None:
+    """What holds ``pipeline.target_ess``; None where nothing is to be held."""
+    pipeline = config.pipeline
+    if pipeline.target_ess is None:
+        return None
+    if pipeline.max_lag is not None:
+        batch, most = pipeline.groups_per_step, pipeline.groups_per_step * (pipeline.max_lag + 1)
+        return Governor(target=pipeline.target_ess, least=batch + 1, most=most, synchronous=batch)
+    most = num_streams(config, config.engine.count)
+    least = min(most, max(pipeline.group_size, pipeline.groups_per_step * pipeline.group_size))
+    return Governor(target=pipeline.target_ess, least=least, most=most, synchronous=0)
+
+
+def slots_after(config: Config, governor: Governor | None, report: StepReport, num_engines: int) -> int | None:
+    """The slots that there are to be after a step; None where their number is fixed."""
+    if governor is not None:
+        slots = governor.observe(report.ess, report.lag_max)
+        return slots if has_bound(config) else min(slots, num_streams(config, num_engines))
+    return None if has_bound(config) else num_streams(config, num_engines)
+
+
 def num_streams(config: Config, num_engines: int) -> int:
     """The slots of the paper's mode: the streams that so many engines run at once."""
     return num_engines * config.engine.max_num_seqs
 
 
 def has_bound(config: Config) -> bool:
-    """Whether the number of slots is fixed; it follows the engines otherwise."""
+    """Whether the number of slots is bounded by the lag; it follows the engines otherwise."""
     return config.pipeline.mode == "conventional" or config.pipeline.max_lag is not None
 
 

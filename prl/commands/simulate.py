@@ -39,11 +39,12 @@ def run(arguments: argparse.Namespace) -> int:
     from prl.check import cross_check  # noqa: PLC0415 - the same
     from prl.settings import load_config  # noqa: PLC0415 - the same
     from prl.simulate import costs_of, report_of, simulate  # noqa: PLC0415 - the same
+    from prl.simulate.calibrate import measured_for  # noqa: PLC0415 - the same
     from prl.simulate.words import lines_of  # noqa: PLC0415 - the same
 
     config = load_config(arguments.config, arguments.set)
     cross_check(config)
-    costs = costs_of(config)
+    costs = costs_of(config, measured_for(config))
     report = report_of(config, costs, simulate(config, costs))
     print(msgspec.json.encode(report).decode() if arguments.json else "\n".join(lines_of(config, report)))  # noqa: T201
     return OK

@@ -8,10 +8,10 @@ Invariants:
 - Decode steps are a continuous position: all running streams move along it together, one token per unit, and a unit
   takes ``step_s(streams)`` seconds divided by the speed that the machine leaves it. Between two events (a stream comes,
   ends or is closed, a pause, another speed) the pace is constant, so one timer for the next end is all there is to do.
-- Token i of a stream that began at position s was sampled at s + i, by the weights that served there. A stream gives its
-  tokens when it ends, or its engine does, each with its own version as long as ``MOST_SPANS`` versions wrote it. Where
-  more did, the first token has its own, so that the largest lag is exact, and the others have that of the middle of
-  their span, one of ``MOST_SPANS - 1`` equal ones, which leaves the mean lag what it was.
+- Token i of a stream that began at position s was sampled at s + i, by the weights that served there. A stream gives
+  its tokens when it ends, or its engine does, each with its own version as long as at most ``MOST_SPANS`` versions
+  wrote it. Where more did, the first token has its own, so that the largest lag is exact, and the others have that of
+  the middle of their span, one of ``MOST_SPANS - 1`` equal ones, which leaves the mean lag what it was.
 - A stream's length depends on what ``length_of`` makes of its prompt and seed and on nothing else; one that is
   continued elsewhere has what is left of it.
 - At most ``max_num_seqs`` streams run; the others wait, first in first out.

@@ -72,6 +72,13 @@ def costs_of(config: Config, measured: Measured | None = None) -> Costs:
     )
 
 
+def _num_cut(config: Config) -> int:
+    """Prompts that are under way at the beginning as if the run had gone on for long."""
+    if has_bound(config) or not config.simulate.steady_start:
+        return 0
+    return num_streams(config, config.engine.count) // config.pipeline.group_size
+
+
 def _decode(config: DecodeConfig, measured: Measured | None) -> DecodeConfig:
     given = [
         name
@@ -118,7 +125,7 @@ def _lengths(config: Config, grain: int, measured: Measured | None) -> Lengths:
         longest=longest,
         grain=grain,
         prompt_share=lengths.prompt_share,
-        num_cut=0 if has_bound(config) else num_streams(config, config.engine.count) // config.pipeline.group_size,
+        num_cut=_num_cut(config),
         seed=config.seed,
         groups=groups,
     )

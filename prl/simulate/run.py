@@ -111,7 +111,7 @@ class _Run:
             lags=self._count_lags,
             drift=config.simulate.drift,
         )
-        self._buffer = make_buffer(config)
+        self._buffer, self._governor = make_buffer(config), parts.make_governor(config)
         self._failure = FirstFailure()
         self._ports = itertools.count(1)
         self._held_tokens = 0
@@ -126,6 +126,8 @@ class _Run:
             await stack.enter_async_context(running(controller.keep()))
             await sync.push(0)
             begun = asyncio.get_running_loop().time()
+            if self._governor is not None:
+                controller.resize(self._governor.slots)
             await stack.enter_async_context(running(controller.run()))
             controller.reporter.meter.restart()
             steps = [await self._step(controller, begun) for _ in range(self._config.run.num_steps)]
@@ -138,6 +140,9 @@ class _Run:
 
     async def _step(self, controller: Controller, begun: float) -> Taken:
         step = await controller.step()
+        slots = parts.slots_after(self._config, self._governor, step.report, self._pool.num_engines)
+        if slots is not None:
+            controller.resize(slots)
         return Taken(
             report=step.report,
             lags=self._last_lags,

@@ -16,8 +16,10 @@ def lines_of(config: Config, report: Report) -> list[str]:
         ("steps", f"{report.steps} after the warm-up, {report.step_s:,.4g} s each, {report.seconds:,.4g} s together"),
         (
             "throughput",
-            f"{report.samples_per_s:,.4g} samples/s, {report.trained_tokens_per_s:,.4g} tokens/s trained,"
-            f" {report.generated_tokens_per_s:,.4g} generated",
+            (
+                f"{report.samples_per_s:,.4g} samples/s, {report.trained_tokens_per_s:,.4g} tokens/s trained,"
+                f" {report.generated_tokens_per_s:,.4g} generated"
+            ),
         ),
         ("goodput", f"{report.goodput:.1%} of what was sampled was trained{_dropped(report)}"),
         ("lag", f"mean {lag.mean:.2f}, half below {lag.p50}, 90% {lag.p90}, 99% {lag.p99}, largest {lag.max}"),
@@ -25,18 +27,25 @@ def lines_of(config: Config, report: Report) -> list[str]:
         ("ESS", f"{report.ess:.4f} where a token's log-ratio drifts by {config.simulate.drift:g} a step"),
         (
             "trainer",
-            f"{trainer.training:.1%} trains, {trainer.waits_for_batch:.1%} waits for a batch,"
-            f" {trainer.updates:.1%} updates weights" + (f", {trainer.restarts:.1%} restarts" * (trainer.restarts > 0)),
+            (
+                f"{trainer.training:.1%} trains, {trainer.waits_for_batch:.1%} waits for a batch,"
+                f" {trainer.updates:.1%} updates weights"
+                + (f", {trainer.restarts:.1%} restarts" if trainer.restarts else "")
+            ),
         ),
         (
             "engines",
-            f"{engines.decoding:.1%} decode, {engines.updates:.1%} stand still for weights,"
-            f" {engines.no_sequences:.1%} have no sequences",
+            (
+                f"{engines.decoding:.1%} decode, {engines.updates:.1%} stand still for weights,"
+                f" {engines.no_sequences:.1%} have no sequences"
+            ),
         ),
         (
             "queues",
-            f"{queues.sequences_in_flight:,.0f} sequences in flight, {queues.groups_finished:,} groups finished at most"
-            f" ({queues.finished_bytes / KIB:,.0f} KiB), a batch {queues.batch_bytes / KIB:,.0f} KiB",
+            (
+                f"{queues.sequences_in_flight:,.0f} sequences in flight, {queues.groups_finished:,} groups finished at"
+                f" most ({queues.finished_bytes / KIB:,.0f} KiB), a batch {queues.batch_bytes / KIB:,.0f} KiB"
+            ),
         ),
         ("KV cache", f"{queues.kv_tokens:,} tokens in one engine at most"),
     ]
