@@ -21,8 +21,8 @@ the engines are to be full at all times: a group's slots are free as its streams
 has. No prompt is admitted while ``max_ahead`` groups or more run ahead of training, finished or in a step. The lag has
 no bound; it follows from how much is under way and is measured.
 
-Where the number of slots changes (``resize``), S is the most that there ever are, and the proof reads as it stands; while
-there are fewer, those admitted meanwhile are bounded by them.
+Where the number of slots changes (``resize``), S is the most that there ever are, and the proof reads as it stands;
+while there are fewer, those admitted meanwhile are bounded by them.
 """
 
 from __future__ import annotations

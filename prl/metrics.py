@@ -163,7 +163,9 @@ class Meter:
     """
 
     def __init__(self, clock: Callable[[], float], engines: Callable[[], tuple[int, float, float]]) -> None:
-        """``engines`` returns what they did since the start of the run: tokens generated, busy seconds (a mean over
+        """Begin a lap.
+
+        ``engines`` returns what they did since the start of the run: tokens generated, busy seconds (a mean over
         engines), and seconds of all streams added up.
         """
         self._clock, self._engines = clock, engines

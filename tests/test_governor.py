@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 
@@ -99,5 +100,5 @@ def test_it_waits_for_what_was_admitted_since_it_moved() -> None:
     """A batch that was admitted before a move says nothing of it: with a lag of 6 there are ten steps between two."""
     governor = Governor(target=0.9, least=5, most=400, synchronous=4)
     slots = [governor.observe(0.999, 6) for _ in range(40)]
-    moves = [step for step, (before, after) in enumerate(zip(slots, slots[1:], strict=False)) if before != after]
-    assert all(later - earlier >= 10 for earlier, later in zip(moves, moves[1:], strict=False))
+    moves = [step for step, (before, after) in enumerate(itertools.pairwise(slots)) if before != after]
+    assert all(later - earlier >= 10 for earlier, later in itertools.pairwise(moves))

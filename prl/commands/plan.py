@@ -9,7 +9,8 @@ from prl.commands.arguments import OK, add_config
 HELP = "find the set-up for so many accelerators"
 ABOUT = """\
 Search how to divide N accelerators between engines and ranks, how many sequences to have in flight, how far to let them
-lag and how much to buffer. The best candidates are simulated with the real controller; each is told with what limits it."""
+lag and how much to buffer. The best candidates are simulated with the real controller, and told with what limits
+each."""
 EXAMPLES = """\
 examples:
   prl plan configs/simulate-paper.toml --accelerators 128

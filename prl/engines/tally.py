@@ -1,8 +1,8 @@
 """What engines that come and go have done together.
 
 Invariant: no number falls, and none jumps, when an engine comes or goes. Tokens, and the seconds of all streams, are
-those of all that ever counted. The busy time is the mean over the engines that count *while* they do: the sum over every span between two
-changes of the mean of that span, so that its growth over any time is a share of it, 0 to 1.
+those of all that ever counted. The busy time is the mean over the engines that count *while* they do: the sum over
+every span between two changes of the mean of that span, so that its growth over any time is a share of it, 0 to 1.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import msgspec
 from prl.check import cross_check
 from prl.config import Config
 from prl.errors import ConfigError
-from prl.simulate.costs import Costs, Measured, costs_of
+from prl.simulate.costs import Measured, costs_of
 from prl.simulate.report import Report, report_of
 from prl.simulate.run import simulate
 
@@ -51,9 +51,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
             config,
             engine=replace(config.engine, count=self.num_engines, max_num_seqs=self.max_num_seqs),
             trainer=replace(config.trainer, num_ranks=self.num_ranks),
-            pipeline=replace(
-                config.pipeline, mode="pipeline", max_lag=self.max_lag, batches_ahead=self.batches_ahead
-            ),
+            pipeline=replace(config.pipeline, mode="pipeline", max_lag=self.max_lag, batches_ahead=self.batches_ahead),
         )
 
     def overrides(self) -> dict[str, Any]:
@@ -199,11 +197,11 @@ def _simulated(candidate: Candidate, config: Config, measured: Measured | None, 
         candidate=candidate,
         report=report,
         worth=report.samples_per_s * report.ess,
-        limit=limit_of(config, costs, report),
+        limit=limit_of(config, report),
     )
 
 
-def limit_of(config: Config, costs: Costs, report: Report) -> str:
+def limit_of(config: Config, report: Report) -> str:
     """What a set-up's speed hangs on, in a few words."""
     trainer, engines, queues = report.trainer, report.engines, report.queues
     if trainer.training >= NEARLY_ALL:

@@ -27,7 +27,9 @@ def engine_of(lengths: dict[int, int], **options: object) -> PacedEngine:
     return PacedEngine(**{**arguments, **options})  # type: ignore[arg-type]
 
 
-async def taken(engine: PacedEngine, prompt: int, *, max_tokens: int = 1000, known: int = 0) -> tuple[float, list[TokenChunk]]:
+async def taken(
+    engine: PacedEngine, prompt: int, *, max_tokens: int = 1000, known: int = 0
+) -> tuple[float, list[TokenChunk]]:
     """When a stream ended, and its chunks."""
     decoding = Decoding(temperature=1.0, max_tokens=max_tokens, stop_token_ids=[0], seed=prompt, num_known=known)
     async with aclosing(engine.generate([prompt], decoding)) as chunks:

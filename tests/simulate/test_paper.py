@@ -22,7 +22,7 @@ def simulated(*overrides: str) -> Report:
 
 
 def test_the_papers_case_comes_out() -> None:
-    """r_pipe 16.9 with 44 generating, r_conv 10.7 with rounds of 133, 1.57 times that, and a largest lag of about 133."""
+    """r_pipe 16.9 with 44 generating, r_conv 10.7 in rounds of 133, so 1.57 times it, and a largest lag of 133."""
     pipeline = simulated("run.num_steps=145", "simulate.warmup_steps=105")
     conventional = simulated(
         "pipeline.mode=conventional",

@@ -16,7 +16,9 @@ from prl.simulate.parts import TrainingTime
 from tests.virtual import in_virtual_time
 
 
-def drawn(config: LengthsConfig, *, longest: int = 1000, grain: int = 1, num_cut: int = 0, count: int = 3000) -> list[int]:
+def drawn(
+    config: LengthsConfig, *, longest: int = 1000, grain: int = 1, num_cut: int = 0, count: int = 3000
+) -> list[int]:
     """The lengths of so many prompts."""
     lengths = Lengths(
         quantile_of(config, longest), longest=longest, grain=grain, prompt_share=config.prompt_share, num_cut=num_cut
@@ -67,7 +69,7 @@ def test_a_file_of_lengths_is_by_prompt_or_for_all(tmp_path: Path) -> None:
 
 
 def test_the_papers_utilisation_is_the_time_of_a_step() -> None:
-    """h / U(h) flashes: 192 sequences at 0.384 take 500; below the first point U is in proportion to h."""
+    """It takes h / U(h) flashes: 192 sequences at 0.384 take 500; below the first point U is in proportion to h."""
     step_s = step_time_of(DecodeConfig(utilisation=((64.0, 0.1376), (192.0, 0.384)), flash_s=0.001), 1, 256)
     assert step_s(192) == pytest.approx(0.5)
     assert step_s(1) == pytest.approx(step_s(32)) == pytest.approx(64 / 0.1376 / 1000)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
 
 import msgspec
 import pytest
@@ -10,7 +10,8 @@ import pytest
 from prl.config import Config
 from prl.errors import ConfigError
 from prl.settings import load_config
-from prl.simulate import Costs, Report, costs_of, report_of, simulate
+from prl.simulate import Report, costs_of, report_of, simulate
+from prl.simulate.calibrate import measured_for
 from prl.simulate.words import lines_of
 from tests.simulate.test_paper import CONFIG
 
@@ -114,41 +115,32 @@ def test_a_report_reads_as_lines() -> None:
 )
 def test_what_is_missing_is_said(overrides: tuple[str, ...], said: str) -> None:
     """A cost that is neither given nor measured, or given twice, is an error that names its key."""
-    from prl.simulate.calibrate import measured_for
-
     config = small(*overrides)
     with pytest.raises(ConfigError, match=said):
         costs_of(config, measured_for(config))
 
 
-def governed(costs_at: Any, *overrides: str) -> list[Any]:
-    """The steps of a run whose ESS is held at 0.95 with a lag of 8 at most."""
-    config = small("pipeline.max_lag=16", "pipeline.target_ess=0.95", "simulate.drift=0.01", *overrides)
-    costs: Costs = costs_at(costs_of(config))
-    return simulate(config, costs).steps
-
-
 def test_the_governor_holds_the_ess_through_a_change_of_the_generation_speed() -> None:
-    """Engines that become four times slower: the ESS is at its target before and after, and the slots come to rest."""
-    import asyncio
+    """Engines three times slower from one moment on: the ESS is at its target before and after, and the slots rest."""
+    changes_at_s = 600.0
+    config = small(
+        "pipeline.max_lag=16",
+        "pipeline.target_ess=0.95",
+        "simulate.drift=0.01",
+        "engine.max_num_seqs=64",
+        "run.num_steps=200",
+    )
+    costs = costs_of(config)
 
-    changes_at_s = 3000.0
+    def step_s(count: int) -> float:
+        return costs.step_s(count) * (1 if asyncio.get_running_loop().time() < changes_at_s else 3)
 
-    def slowing(costs: Costs) -> Costs:
-        def step_s(count: int) -> float:
-            return costs.step_s(count) * (1 if asyncio.get_running_loop().time() < changes_at_s else 4)
-
-        return msgspec.structs.replace(costs, step_s=step_s)
-
-    steps = governed(slowing, "run.num_steps=420")
-    before = [step for step in steps if 0.6 * changes_at_s < step.at_s < changes_at_s]
-    after = steps[-80:]
+    steps = simulate(config, msgspec.structs.replace(costs, step_s=step_s)).steps
+    before = [step for step in steps if 0.7 * changes_at_s < step.at_s < changes_at_s]
+    after = steps[-60:]
     assert after[0].at_s > changes_at_s
     for window in (before, after):
-        assert len(window) > 40
-        mean_ess = sum(step.report.ess for step in window) / len(window)
-        assert mean_ess == pytest.approx(0.95, abs=0.012)
+        assert sum(step.report.ess for step in window) / len(window) == pytest.approx(0.95, abs=0.006)
         slots = [step.slots.num_slots for step in window]
-        assert max(slots) - min(slots) <= 0.35 * max(slots)
-    speeds = [window[-1].at_s - window[0].at_s for window in (before[-40:], after[-40:])]
-    assert speeds[1] > 1.5 * speeds[0]
+        assert max(slots) - min(slots) <= 0.2 * max(slots)
+    assert after[-1].slots.num_slots > before[-1].slots.num_slots
