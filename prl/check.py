@@ -12,12 +12,14 @@ from pathlib import PurePath
 
 from prl import settings
 from prl.check_algorithm import check_algorithm
-from prl.check_control import check_control, is_loopback
+from prl.check_control import check_control
 from prl.check_data import check_data
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
 from prl.config_environment import SINGLE_TURN
 from prl.errors import ConfigError
+from prl.hidden import without_secrets
+from prl.network import is_loopback
 from prl.trainer.launch import TOKEN, split_address
 
 
@@ -40,6 +42,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *check_evaluation(config),
         *check_algorithm(config),
         *_rewards(config),
+        *_trackers(config),
     ]
     if found:
         raise ConfigError("\n".join(found))
@@ -104,6 +107,11 @@ def _engine(config: Config) -> Iterator[str]:
 
 def _trainer(config: Config) -> Iterator[str]:
     trainer, num_steps = config.trainer, config.run.num_steps
+    if trainer.num_ranks % trainer.num_replicas:
+        yield (
+            f"trainer.num_replicas = {trainer.num_replicas} does not divide trainer.num_ranks = {trainer.num_ranks}:"
+            " every replica of the model is sharded over equally many ranks"
+        )
     if trainer.schedule != "constant" and trainer.warmup_steps >= num_steps:
         yield (
             f"trainer.schedule = {trainer.schedule!r} has no steps to fall in: trainer.warmup_steps ="
@@ -135,10 +143,15 @@ def _lora(config: Config) -> Iterator[str]:
 def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
     trainer = config.trainer
     try:
-        host, _ = split_address(trainer.listen)
+        host, port = split_address(trainer.listen)
     except ConfigError as error:
         yield str(error)
         return
+    if trainer.launch == "external" and port == 0:
+        yield (
+            f"trainer.launch = 'external' needs a port in trainer.listen, got {trainer.listen!r}: ranks that you start"
+            " are told where to connect, and come back to it when one has died; write such as '0.0.0.0:29400'"
+        )
     if environment.get(TOKEN):
         return
     if trainer.launch == "external":
@@ -169,3 +182,15 @@ def _rewards(config: Config) -> Iterator[str]:
         ]
         if twins:
             yield f"rewards.{index}: {reward.name!r} with these options is there already: raise its weight instead"
+
+
+def _trackers(config: Config) -> Iterator[str]:
+    """Their processes read the configuration from the run folder, where no secret may stand."""
+    for index, tracker in enumerate(config.trackers):
+        hidden = without_secrets(tracker.options)
+        for key, value in tracker.options.items():
+            if hidden[key] != value:
+                yield (
+                    f"trackers.{index}.options.{key} holds a secret: put it into an environment variable, and write"
+                    f" {key} = 'env:NAME' here, or nothing where {tracker.name} knows the variable by itself"
+                )

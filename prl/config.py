@@ -2,10 +2,10 @@
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
 that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of the data,
-evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, that of the control address in
-``config_control.py``, those of environments in ``config_environment.py``, those of simulated
-machines in ``config_simulate.py``. The doc of a field is the string under it.
-Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
+evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, those of the control address, the
+page and trackers in ``config_control.py``, ``config_view.py`` and ``config_trackers.py``, those of environments in
+``config_environment.py``. The doc of a field is the string under it. Units are in the name; counts start with
+``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
 from prl.config_simulate import SimulateConfig
+from prl.config_trackers import TrackerConfig
+from prl.config_view import ViewConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -130,10 +132,15 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """``fsdp`` is a torchrun child with FSDP2; ``simulated`` needs no torch."""
     num_ranks: Positive = 1
     """Trainer processes, one per GPU (or per core)."""
+    num_replicas: Positive = 1
+    """Hybrid sharding: so many copies of the model, each sharded over num_ranks / num_replicas neighbouring ranks. With
+    one copy a host only gradients cross the network, at num_replicas times the memory; 1 shards over all ranks."""
     launch: Literal["torchrun", "external"] = "torchrun"
-    """``external`` waits for ranks that you start with torchrun and point at ``listen``."""
+    """``external`` waits for ranks that you, or a scheduler, start with torchrun anywhere, pointed at ``listen``."""
     listen: str = "127.0.0.1:0"
     """host:port where ranks connect; port 0 picks a free one. Beyond loopback, ranks must present PRL_TOKEN."""
+    gather_timeout_s: PositiveFloat = 1800.0
+    """How long the run waits for external ranks to connect, at its start and each time they have to come back."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the ranks compute; ``auto`` takes CUDA where torch sees it."""
     learning_rate: PositiveFloat = 1e-6
@@ -231,8 +238,11 @@ class Config(Table, frozen=True, kw_only=True):
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
     control: ControlConfig = ControlConfig()
+    view: ViewConfig = ViewConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     gateway: GatewayConfig = GatewayConfig()
     simulate: SimulateConfig = SimulateConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train, unless an environment gives rewards of its own: all of them are added."""
+    trackers: list[TrackerConfig] = field(default_factory=list)
+    """None: the run's folder alone has the curves."""
