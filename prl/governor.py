@@ -37,15 +37,16 @@ class Governor:
 
     Args:
         target: the ESS that is held, above 0 and below 1.
-        least: slots at least, at the beginning too.
+        least: slots at least.
         most: slots at most.
         synchronous: slots at which nothing lags: those of one batch, or 0 where a slot is a stream.
+        start: slots at the beginning; absent, the least.
     """
 
-    def __init__(self, *, target: float, least: int, most: int, synchronous: int) -> None:
+    def __init__(self, *, target: float, least: int, most: int, synchronous: int, start: int | None = None) -> None:
         self._aim = -math.log(target)
         self._least, self._most, self._synchronous = least, most, synchronous
-        self._slots = float(least)
+        self._slots = float(least if start is None else start)
         self._then: deque[float] = deque([self._slots], maxlen=_HISTORY)
         self._seen: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._num_since_move = 0

@@ -192,7 +192,7 @@ def make_governor(config: Config) -> Governor | None:
         return None
     if pipeline.max_lag is not None:
         batch, most = pipeline.groups_per_step, pipeline.groups_per_step * (pipeline.max_lag + 1)
-        return Governor(target=pipeline.target_ess, least=batch + 1, most=most, synchronous=batch)
+        return Governor(target=pipeline.target_ess, least=batch + 1, most=most, synchronous=batch, start=2 * batch)
     most = num_streams(config, config.engine.count)
     least = min(most, max(pipeline.group_size, pipeline.groups_per_step * pipeline.group_size))
     return Governor(target=pipeline.target_ess, least=least, most=most, synchronous=0)
