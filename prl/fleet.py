@@ -27,6 +27,7 @@ from prl.engines.pool import EnginePool
 from prl.errors import WeightSyncError
 from prl.failure import failures_to, together_as_it_was
 from prl.log import get_logger
+from prl.timeline import Timeline
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
 from prl.trainer.kept import KeptTrainer
@@ -46,6 +47,7 @@ class Fleet:
         transport: vLLM's name of the weight-transfer backend.
         resume: the checkpoint that the trainer loads.
         replay: trains a trainer that holds the weights after so many steps on all steps done since.
+        timeline: shows what each of them does.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Fleet:
         transport: str,
         resume: Path | None,
         replay: Callable[[Trainer, int], Awaitable[None]],
+        timeline: Timeline | None = None,
     ) -> None:
         self.transport, self._timeout_s = transport, config.weights.timeout_s
         self.manifest: list[TensorSpec] = []
@@ -65,6 +68,7 @@ class Fleet:
             config.engine,
             gate_timeout_s=config.weights.timeout_s,
             remake=lambda index, place: parts.make_engine(config, model, run_dir, transport, index=index, place=place),
+            timeline=timeline,
         )
         self._config = config
         self._adding = asyncio.Lock()
@@ -75,6 +79,8 @@ class Fleet:
             replay=replay,
             max_restarts=config.trainer.max_restarts,
             held=[self.engines.deadlines, self.engines.seats.deadlines],
+            timeline=timeline,
+            num_ranks=config.trainer.num_ranks,
         )
         self._tried_again: int | None = None
         """The version whose update was tried again although nobody was dead."""

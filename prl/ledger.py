@@ -102,6 +102,8 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
     turns: list[Turn] = msgspec.field(default_factory=list)
     """Of an episode, as in ``Completion``."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    noted: dict[str, float] = msgspec.field(default_factory=dict)
 
     def copy(self) -> Member:
         """The same, with lists of its own."""
@@ -113,6 +115,8 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
             finish=self.finish,
             turns=self.turns,
             rewards=self.rewards,
+            messages=self.messages,
+            noted=self.noted,
         )
 
     def add(self, chunk: TokenChunk) -> None:
@@ -367,6 +371,8 @@ def completion_of(member: Member, text_of: Callable[[list[int]], str]) -> Comple
         finish="stop" if member.finish == "stop" else "length",
         turns=member.turns,
         rewards=member.rewards,
+        messages=member.messages,
+        noted=member.noted,
     )
 
 
@@ -379,6 +385,8 @@ def member_of(episode: Completion) -> Member:
         finish=episode.finish,
         turns=episode.turns,
         rewards=episode.rewards,
+        messages=episode.messages,
+        noted=episode.noted,
     )
 
 

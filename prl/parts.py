@@ -231,7 +231,8 @@ def make_refill(config: Config) -> Refill | None:
     if config.advantage.zero_variance == "keep":
         return None
     rewards_of = shaping_of(config.overlong, config.sampling.max_tokens)
-    return Refill(rewards_of, (config.advantage.max_refills or 0) * make_pacing(config).steps_per_round)
+    max_refills = (config.advantage.max_refills or 0) * make_pacing(config).steps_per_round
+    return Refill(rewards_of, max_refills, config.advantage.credit)
 
 
 def make_sync(
@@ -319,8 +320,13 @@ def group_judge_of(config: Config, scorer: Scorer) -> GroupJudge | None:
 
 
 def environment_of(config: Config) -> Environment | None:
-    """What ``[environment]`` names, not opened; None for a single turn. Raises PluginError."""
-    return None if config.environment.name == SINGLE_TURN else make_environment(config.environment)
+    """What ``[environment]`` names, not opened; None for a single turn. Raises PluginError or ConfigError."""
+    if config.environment.name == SINGLE_TURN:
+        return None
+    environment = make_environment(config.environment)
+    if environment.asks_over_http and not config.gateway.enabled:
+        raise ConfigError(f"environment.name = {environment.name!r} asks over HTTP: set gateway.enabled = true")
+    return environment
 
 
 def make_episodes(config: Config, environment: Environment, tokenizer: Tokenizer, door: Door | None) -> Episodes:
@@ -358,6 +364,11 @@ def only_advantages_teach(config: Config) -> bool:
     return not is_own(config.loss.name) and config.loss.entropy_bonus == 0 and config.kl.coefficient == 0
 
 
+def records_samples_of(config: Config, step: int) -> bool:
+    """Whether the samples of the step of this number, counted from 1, are written down."""
+    return config.run.samples_every > 0 and step % config.run.samples_every == 0
+
+
 def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]]:
     """How groups become a batch, outside the event loop: a large one takes longer than the loop may stand still."""
     rewards_of = shaping_of(config.overlong, config.sampling.max_tokens)
@@ -368,9 +379,11 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
             step,
             groups,
             advantage=ADVANTAGES[config.advantage.name],
+            credit=config.advantage.credit,
             rewards_of=rewards_of,
             mask_overlong=config.overlong.mask,
             only_advantages_teach=only_advantages_teach(config),
+            with_logprobs=records_samples_of(config, step + 1),
             num_ranks=config.trainer.num_ranks,
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
         )

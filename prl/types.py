@@ -76,6 +76,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     answer, a tool's result), and in a sample's first turn everything."""
     num_sampled: int
     finish: Literal["stop", "length"]
+    earned: float = 0.0
+    """What the environment had given the episode when this turn was asked for, so not by what was sampled in it."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +101,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The streams of an episode, in the order in which they ended; empty for one stream behind the prompt."""
     rewards: dict[str, float] = {}
     """What the environment gave the episode, by part."""
+    messages: list[dict[str, Any]] = []
+    """The conversation that an episode ended with, its last answer included, for people; see ``transcript.py``."""
+    noted: dict[str, float] = {}
+    """What it noted beside them, worth nothing."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.versions) >= 1:
@@ -137,12 +143,14 @@ def _check_turns(turns: list[Turn], num_tokens: int) -> None:
         num_samples = max(num_samples, turn.sample + 1)
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True):
+class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The judgement of one completion: the weighted sum of its parts."""
 
     reward: float
     parts: dict[str, float] = {}
     """Reward by name, before weighting."""
+    messages: dict[str, str] = {}
+    """What a reward said about it, by name, for people."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):
@@ -228,6 +236,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     the bit, so they are looked at for their numbers and no backward pass is made."""
     num_sequences: int
     """B, the loss's denominator: sequences with at least one unmasked token, over all ranks."""
+    with_logprobs: bool = False
+    """Whether the trainer reports the log-probability of every trained token, too."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,7 @@ from prl.engines.tally import Tally
 from prl.errors import EngineDeadError, EngineError, NotFoundError, PrlError, RefusedError
 from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
+from prl.timeline import Timeline
 from prl.waits import Wait, waiting
 
 START_MARGIN_S = 10.0
@@ -58,10 +59,19 @@ class Seats:
         config: deadlines, and how many must serve.
         remake: makes another engine, not opened, for a seat's index and its place on the machine; None: the first death
             ends the run, and none can be added.
+        timeline: shows what the engines do.
     """
 
-    def __init__(self, engines: Sequence[Engine], config: EngineConfig, remake: Remake | None) -> None:
-        self.all = [Seat(index, engine, place=index) for index, engine in enumerate(engines)]
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        config: EngineConfig,
+        remake: Remake | None,
+        *,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._timeline = timeline or Timeline()
+        self.all = [Seat(index, engine, place=index, timeline=self._timeline) for index, engine in enumerate(engines)]
         self.remake = remake
         self.tally = Tally(lambda: [seat.statistics() for seat in self.all if seat.counts])
         """What all engines did that ever counted."""
@@ -122,7 +132,7 @@ class Seats:
             raise RefusedError("this pool was given its engines and cannot make another")
         index, taken = next(self._indices), {seat.place for seat in self.all}
         place = next(place for place in count() if place not in taken)
-        seat = Seat(index, self.remake(index, place), place=place, is_new=True)
+        seat = Seat(index, self.remake(index, place), place=place, is_new=True, timeline=self._timeline)
         seat.enter("starting")
         self.all.append(seat)
         log.info("an engine is added", engine=seat.engine.name)
@@ -177,8 +187,8 @@ class Seats:
         if seat.is_there:
             if seat.state == "serving" and _now() - seat.state_since >= STEADY_S:
                 seat.num_attempts = 0
-            seat.enter("lost")
             seat.why, self.apart = why, True
+            seat.enter("lost")
             self._num_lost += 1
             seat.given_up.set()
             self._tell()
@@ -250,6 +260,9 @@ class Seats:
 
     async def open(self, engine: Engine) -> None:
         """Start one engine. Raises EngineError, in time."""
+        for seat in self.all:
+            if seat.engine is engine:
+                seat.lane.hold("starts")
         try:
             limit_s = self._config.start_timeout_s + START_MARGIN_S
             async with asyncio.timeout(limit_s) as deadline:
@@ -280,6 +293,7 @@ class Seats:
         """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
         async with asyncio.TaskGroup() as group:
             for seat in self.all:
+                seat.lane.end()
                 group.create_task(_close(seat.engine))
 
     async def _manage(self, start: Callable[[Callable[[], Awaitable[None]]], asyncio.Task[None]]) -> None:

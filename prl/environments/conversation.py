@@ -11,7 +11,8 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -74,8 +75,11 @@ class Conversation:
             return self.at_prompt()
         return self._begun(token_ids, None)
 
-    def add(self, place: Place, sampled: Completion) -> None:
-        """A turn that was sampled at ``place``. Where another extended the same sample meanwhile, this one branches."""
+    def add(self, place: Place, sampled: Completion, earned: float = 0.0) -> None:
+        """A turn that was sampled at ``place``; ``earned`` is what the episode had been given when it was asked for.
+
+        Where another turn extended the same sample meanwhile, this one branches.
+        """
         extends = place.sample is not None and len(self._samples[place.sample].token_ids) == place.num_known
         if place.sample is not None and extends:
             number = place.sample
@@ -86,12 +90,24 @@ class Conversation:
             [*place.token_ids, *sampled.token_ids], place.text + self._tokenizer.decode_all(sampled.token_ids)
         )
         context = place.token_ids[place.num_known :] if extends else place.token_ids
-        turn = Turn(sample=number, context=context, num_sampled=len(sampled.token_ids), finish=sampled.finish)
-        self._turns.append(turn)
+        self._turns.append(
+            Turn(
+                sample=number,
+                context=context,
+                num_sampled=len(sampled.token_ids),
+                finish=sampled.finish,
+                earned=earned,
+            )
+        )
         self._sampled.append(sampled)
 
-    def completion(self, rewards: dict[str, float]) -> Completion:
-        """The episode; it has a turn."""
+    def completion(
+        self,
+        rewards: dict[str, float],
+        noted: dict[str, float] | None = None,
+        messages: Sequence[dict[str, Any]] = (),
+    ) -> Completion:
+        """The episode; it has a turn. ``messages`` tell it to people."""
         last = self._sampled[-1]
         return Completion(
             token_ids=[token for sampled in self._sampled for token in sampled.token_ids],
@@ -101,6 +117,8 @@ class Conversation:
             finish=last.finish,
             turns=list(self._turns),
             rewards=rewards,
+            messages=list(messages),
+            noted=noted or {},
         )
 
     def _begun(self, token_ids: list[int], text: str | None) -> Place:

@@ -22,6 +22,7 @@ import msgspec
 from prl.engines.base import Decoding
 from prl.environments.calls import Message, ToolCall, as_message, find_calls, shown
 from prl.environments.conversation import Conversation, Place
+from prl.environments.transcript import written
 from prl.errors import ConfigError, EpisodeOverError, TurnFailedError
 from prl.rollout import Dropped, Sample, stream_seed
 from prl.tokenizer import Tokenizer
@@ -88,9 +89,12 @@ class Session:
         """What must end the run."""
         self.rewards: dict[str, float] = {}
         """What the environment gave so far, by part."""
+        self.noted: dict[str, float] = {}
+        """What it noted beside."""
         self._tokenizer, self._sample, self._decoding, self._limits = tokenizer, sample, decoding, limits
         self._address = address
         self._conversation = Conversation(prompt, tokenizer)
+        self._messages: list[dict[str, Any]] = []
         self._num_asked = 0
         self._said: dict[tuple[str, tuple[str, ...]], str] = {}
 
@@ -120,23 +124,29 @@ class Session:
             self.over = f"environment.max_turns = {self._limits.max_turns}"
         if self.over is not None:
             raise EpisodeOverError(f"the episode is over: {self.over}")
-        number = self._num_asked
+        number, earned = self._num_asked, math.fsum(self.rewards.values())
         self._num_asked += 1
         place = await self._place(given, tools)
+        heard = self._heard(given, place)
         decoding = self._decoding_at(place, number, max_tokens)
         sampled = await self._sampled(place, decoding, on_tokens)
-        self._conversation.add(place, sampled)
+        self._conversation.add(place, sampled, earned)
         self.failure = None
-        return self._reply(sampled, len(place.token_ids), f"call_{number}_" if tools else None)
+        reply = self._reply(sampled, len(place.token_ids), f"call_{number}_" if tools else None)
+        self._messages = [*heard, written(reply.message)]
+        return reply
 
     def reward(self, value: float, part: str = OWN_PART) -> None:
         """Add to the reward of the episode, under the name of a part of it; at any time, as often as there is reason.
 
-        The episode is judged by the sum of all that it was given, and of ``[[rewards]]`` if there are any.
+        The episode is judged by the sum of all that it was given, and of ``[[rewards]]`` if there are any. With
+        ``advantage.credit = "reward_to_go"`` it matters when: turns that are asked for afterwards did not earn it.
         """
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise ValueError(f"a reward must be a finite number, and {part!r} is given {value!r}")
-        self.rewards[part] = self.rewards.get(part, 0.0) + float(value)
+        self.rewards[part] = self.rewards.get(part, 0.0) + _finite(value, f"a reward, {part!r},")
+
+    def note(self, value: float, part: str) -> None:
+        """A number to be seen beside the rewards, in the metrics and samples, and worth nothing."""
+        self.noted[part] = _finite(value, f"what is noted, {part!r},")
 
     @property
     def num_turns(self) -> int:
@@ -157,7 +167,7 @@ class Session:
 
     def completion(self) -> Completion:
         """The episode so far; it has a turn."""
-        return self._conversation.completion(dict(self.rewards))
+        return self._conversation.completion(dict(self.rewards), dict(self.noted), self._messages)
 
     def text_of(self, token_ids: list[int]) -> str:
         """What ids say, without special tokens."""
@@ -185,6 +195,13 @@ class Session:
             raise ValueError("generate takes messages, or token ids, or text, at least one")
         return self._conversation.behind_ids(token_ids)
 
+    def _heard(self, given: Sequence[Message] | Sequence[int] | str | None, place: Place) -> list[dict[str, Any]]:
+        """The conversation before a turn, for people; what was given as text or ids is one message."""
+        messages = self.prompt.messages if given is None else given
+        if messages and all(isinstance(message, Mapping) for message in messages):
+            return [written(message) for message in messages if isinstance(message, Mapping)]
+        return [written({"role": "user", "content": place.text})]
+
     async def _beside(self, work: Callable[[], Place], num_characters: int) -> Place:
         return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
 
@@ -200,7 +217,10 @@ class Session:
     def _decoding_at(self, place: Place, number: int, max_tokens: int | None) -> Decoding:
         room = self._limits.max_model_len - len(place.token_ids)
         if room < 1:
-            self.over = f"{len(place.token_ids)} tokens fill engine.max_model_len = {self._limits.max_model_len}"
+            most = self._limits.max_model_len  # in the words that agents look for: OpenAI's and vLLM's
+            self.over = (
+                f"the maximum context length is {most} tokens (engine.max_model_len), here are {len(place.token_ids)}"
+            )
             raise EpisodeOverError(f"the episode is over: {self.over}")
         most = min(self._decoding.max_tokens, room, max_tokens or room)
         seed = self._decoding.seed
@@ -237,6 +257,12 @@ class Session:
             finish=sampled.finish,
             num_prompt_tokens=num_prompt_tokens,
         )
+
+
+def _finite(value: float, what: str) -> float:
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, and it is {value!r}")
+    return float(value)
 
 
 def _identity(message: Message) -> tuple[str, tuple[str, ...]]:

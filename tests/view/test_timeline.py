@@ -38,13 +38,21 @@ def test_what_is_narrower_is_merged_to_the_state_that_had_most_of_the_time() -> 
         for step in range(1000)
         for span in (("trainer", "waiting", step, step + 0.2), ("trainer", "training", step + 0.2, step + 1.0))
     ]
-    timeline = filled(*short, ("trainer", "saving", 1000.0, 1200.0))
+    thinned = {"lane": "trainer", "state": "saving", "start": 1000.0, "end": 1200.0, "n": 3}
+    timeline = filled(*short, thinned)
     _, _, spans = timeline.shown(None, None, lanes=["trainer"], points=60)
     assert [(span.state, span.n, round(span.share, 2)) for span in spans] == [
         ("training", 2000, 0.8),
-        ("saving", 1, 1.0),
+        ("saving", 3, 1.0),
     ]
     assert (spans[0].start, spans[0].end) == (0.0, 1000.0)
+
+
+def test_a_merged_span_does_not_claim_the_gaps() -> None:
+    """What happens for a moment of every second is a bar that says how little of it was so."""
+    timeline = filled(*(("controller", "publishing", step, step + 0.1) for step in range(1000)))
+    _, _, (span,) = timeline.shown(None, None, lanes=(), points=60)
+    assert (span.n, round(span.share, 2)) == (1000, 0.1)
 
 
 def test_a_short_span_between_long_ones_is_still_there() -> None:
