@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -113,7 +112,6 @@ class _Run:
         )
         self._buffer, self._governor = make_buffer(config), parts.make_governor(config)
         self._failure = FirstFailure()
-        self._ports = itertools.count(1)
         self._held_tokens = 0
 
     async def take_steps(self) -> Course:
@@ -187,8 +185,9 @@ class _Run:
         await self._pool.seats.one_is_there()
         if not self._pool.seats.apart:
             return
+        address, port = await self._trainer.meeting([])
         group = self._pool.weight_group(
-            transport="gloo", address="simulated", port=next(self._ports), timeout_s=self._config.weights.timeout_s / 2
+            transport="gloo", address=address, port=port, timeout_s=self._config.weights.timeout_s / 2
         )
         await together_as_it_was(
             "join", trainer=lambda: self._trainer.connect(group), engines=lambda: self._pool.connect(group)

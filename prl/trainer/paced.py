@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -45,10 +46,15 @@ class PacedTrainer:
         self._step = 0
         self._busy_s = 0.0
         self._meeting: Meeting | None = None
+        self._ports = itertools.count(1)
 
     async def open(self) -> TrainerReady:
         """Be ready at once."""
         return TrainerReady(step=0, manifest=MANIFEST, state={}, num_parameters=len(CHECKPOINT), memory_bytes=0)
+
+    async def meeting(self, hosts: list[str]) -> tuple[str, int]:  # noqa: ARG002 -- all are in this event loop
+        """A place that no group before had: simulated groups meet by its name."""
+        return "simulated", next(self._ports)
 
     async def connect(self, group: WeightGroup) -> None:
         """Join the weight group as rank 0."""
