@@ -106,7 +106,7 @@ def run(seed: int, settings: Sequence[str]) -> dict[str, Any]:
         "wall_s": job["wall_s"],
         "peak_gib": job["peak_gib"],
         "lag_max": job["lag_max"],
-        "verify_gap_max": max(event.get("verify_gap") or 0.0 for event in events),
+        "verify_gap_max": max(event.get("verify_gap_before") or 0.0 for event in events),
         "rewards": rewards,
     }
 

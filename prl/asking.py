@@ -9,10 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-import http.client
 import os
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,13 +22,13 @@ from prl.chain import Waiting, duration, lines
 from prl.check_control import CONTROL_TOKEN
 from prl.control import address
 from prl.control.address import GoneError
-from prl.errors import ConfigError
+from prl.control.client import Client, Unanswered
+from prl.errors import ConfigError, PrlError
 from prl.run_folder import Summary
 from prl.watchdog import FOLDER, Why
 
 ANSWER_TIMEOUT_S = 5.0
 STACKS_TIMEOUT_S = 15.0
-_UNANSWERED = (OSError, http.client.HTTPException, msgspec.MsgspecError)
 _TAIL_BYTES = 1 << 16
 
 
@@ -75,14 +72,14 @@ def ask(run_dir: Path, *, stacks: bool = False) -> Told:
             raise
         return _left_behind(run_dir, was_killed=False)
     try:
-        waits = msgspec.json.decode(_get(where, "/why", ANSWER_TIMEOUT_S), type=Why)
+        waits: Why = _client(where, ANSWER_TIMEOUT_S).ask("GET", "/why", Why)
         told = Told(state="running", chain=waits.chain, waits=waits)
-    except _UNANSWERED as error:
+    except PrlError as error:
         told = _does_not_answer(run_dir, where, error)
     if stacks and told.waits is not None:
         try:
-            told.stacks = msgspec.json.decode(_get(where, "/stacks", STACKS_TIMEOUT_S, "POST"))["stacks"]
-        except _UNANSWERED as error:
+            told.stacks = _client(where, STACKS_TIMEOUT_S).ask("POST", "/stacks", dict[str, str])["stacks"]
+        except PrlError as error:
             told.error = f"the stacks were asked for and not told: {error}"
     return _with_history(run_dir, told)
 
@@ -108,28 +105,22 @@ def _of_loops(loops: list[Waiting]) -> list[str]:
     return told + ([f"  {len(groups)} groups are rolled out"] if groups else [])
 
 
-def _get(where: address.ControlAddress, path: str, timeout_s: float, method: str = "GET") -> bytes:
+def _client(where: address.ControlAddress, timeout_s: float) -> Client:
     token = where.token or os.environ.get(CONTROL_TOKEN, "")
-    request = urllib.request.Request(  # noqa: S310 - the address is the run's own
-        where.url + path, method=method, headers={"Authorization": f"Bearer {token}"}
-    )
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=timeout_s) as answer:
-        body: bytes = answer.read()
-    return body
+    return Client(where.url, token, where.url, timeout_s=timeout_s)
 
 
-def _does_not_answer(run_dir: Path, where: address.ControlAddress, error: Exception) -> Told:
+def _does_not_answer(run_dir: Path, where: address.ControlAddress, error: PrlError) -> Told:
     """It lives, as far as its file says, and gives no answer: its event loop is blocked, or it is stopped."""
-    if isinstance(error, urllib.error.HTTPError):
-        return Told(state="silent", chain=f"the run refuses to answer: {error.status} {error.reason}")
+    if not isinstance(error, Unanswered):
+        return Told(state="silent", chain=f"the run refuses to answer: {error}")
     with suppress(OSError, msgspec.MsgspecError):
         seen = msgspec.json.decode((run_dir / blocked.FILE).read_bytes(), type=blocked.Blocked)
         if seen.pid == where.pid:
             since = duration(datetime.now(UTC).timestamp() - seen.since)
             return Told(state="blocked", chain=f"the controller's event loop is blocked in {seen.where} for {since}")
     state = _state_of(where.pid)
-    return Told(state="silent", chain=f"the run (process {where.pid}, {state}) does not answer at {where.url}: {error}")
+    return Told(state="silent", chain=f"the run (process {where.pid}, {state}) does not answer: {error}")
 
 
 def _state_of(pid: int) -> str:

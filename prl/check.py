@@ -18,6 +18,7 @@ from prl.check_evaluation import check_evaluation
 from prl.config import Config
 from prl.config_environment import SINGLE_TURN
 from prl.errors import ConfigError
+from prl.hidden import without_secrets
 from prl.trainer.launch import TOKEN, split_address
 
 
@@ -40,6 +41,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *check_evaluation(config),
         *check_algorithm(config),
         *_rewards(config),
+        *_trackers(config),
     ]
     if found:
         raise ConfigError("\n".join(found))
@@ -163,3 +165,15 @@ def _rewards(config: Config) -> Iterator[str]:
         ]
         if twins:
             yield f"rewards.{index}: {reward.name!r} with these options is there already: raise its weight instead"
+
+
+def _trackers(config: Config) -> Iterator[str]:
+    """Their processes read the configuration from the run folder, where no secret may stand."""
+    for index, tracker in enumerate(config.trackers):
+        hidden = without_secrets(tracker.options)
+        for key, value in tracker.options.items():
+            if hidden[key] != value:
+                yield (
+                    f"trackers.{index}.options.{key} holds a secret: put it into an environment variable, and write"
+                    f" {key} = 'env:NAME' here, or nothing where {tracker.name} knows the variable by itself"
+                )

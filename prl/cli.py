@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from prl.errors import ConfigError, MissingExtraError
 
 BAD_INPUT, INTERRUPTED = 2, 130
-_COMMANDS = ("run", "data", "eval", "doctor", "audit", "why", "engines", "score")
+_COMMANDS = ("run", "data", "eval", "doctor", "audit", "why", "engines", "score", "view")
 """Modules of ``prl.commands``, in the order of ``prl --help``."""
 _THREADS_TIMEOUT_S = 2.0
 

@@ -2,9 +2,10 @@
 
 Unknown keys are errors that name the nearest known one; numbers are finite and in range before anything starts; checks
 that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of the data,
-evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, that of the control address in
-``config_control.py``, those of environments in ``config_environment.py``. The doc of a field is the string under it.
-Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
+evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, those of the control address, the
+page and trackers in ``config_control.py``, ``config_view.py`` and ``config_trackers.py``, those of environments in
+``config_environment.py``. The doc of a field is the string under it. Units are in the name; counts start with
+``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from prl.config_environment import EnvironmentConfig, GatewayConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
+from prl.config_trackers import TrackerConfig
+from prl.config_view import ViewConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -239,7 +242,10 @@ class Config(Table, frozen=True, kw_only=True):
     data: DataConfig = DataConfig()
     eval: EvalConfig = EvalConfig()
     control: ControlConfig = ControlConfig()
+    view: ViewConfig = ViewConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     gateway: GatewayConfig = GatewayConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train, unless an environment gives rewards of its own: all of them are added."""
+    trackers: list[TrackerConfig] = field(default_factory=list)
+    """None: the run's folder alone has the curves."""

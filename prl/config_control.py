@@ -16,6 +16,9 @@ class ControlConfig(Table, frozen=True, kw_only=True):
 
     Whoever asks presents a token, on loopback too: others may use this machine. Without ``PRL_CONTROL_TOKEN`` it is a
     random one, which stands in ``control.json`` in the run folder for you alone to read; the token is never a key here.
+
+    ``/metrics`` is for Prometheus (docs/monitoring.md): its scraper presents the same token, or that of
+    ``PRL_METRICS_TOKEN``, which opens nothing else. It needs a fixed ``port``.
     """
 
     enabled: bool = True

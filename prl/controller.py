@@ -13,6 +13,7 @@
     step      finished groups        the next batch's groups   finish                      version v+1, a report
     watch     engines, trainer       the end of any of them    a death                     another, or the run's failure
     rejoin    restarted engines      one that is ready         its start                   its weights, and it serves
+    prove     a version that serves  its push                  the engines' answers        its proof, or a failure
 
 Every loop is a task of one group; what fails first is raised from ``step()`` as it was (``failure.py``). How far the
 lag can go is proven in ``buffer.py``. A push waits, within a bound, for the evaluation of the version before it
@@ -114,6 +115,7 @@ class Controller:
             loops.create_task(self._failure.guard("engine watch", self._watch_engines()))
             loops.create_task(self._failure.guard("trainer watch", self._watch_trainer()))
             loops.create_task(self._failure.guard("rejoin", self._rejoin()))
+            loops.create_task(self._failure.guard("prove", self._prove()))
 
     async def run(self) -> None:
         """Admit until cancelled, once the first weights serve.
@@ -196,6 +198,13 @@ class Controller:
                 changed = seats.changed
             await changed.wait()  # a conventional round goes on: its end pushes, and they load; or others come or go
 
+    async def _prove(self) -> None:
+        """Prove each version while the engines sample with it and the trainer learns; a step ends after that."""
+        with loop("prove") as self._states["prove"]:
+            while True:
+                await self._sync.unproven()
+                await self._sync.prove()
+
     # ---- the step ----------------------------------------------------------------------------------------------------
 
     async def step(self) -> Step:
@@ -216,6 +225,8 @@ class Controller:
         groups = [group for _, group in taken]
         async with self._holding_weights():
             trained, lag = await self._train(groups)
+            with waiting("the step", "the weights are proven", on=lambda: [self._states.get("prove")]):
+                await self._sync.prove()
             self._prompts.trained(trained.step, [ticket for ticket, _ in taken])
             pushed = await self._push_at_end_of_round()
         return Step(report=self.reporter.of_step(groups, lag, trained, pushed), groups=groups)
@@ -279,7 +290,7 @@ class Controller:
             self.reporter.meter.evals_incomplete = await self._before_push()
             self.reporter.meter.eval_block_s = self._clock() - waits_since
         pushed = await self._sync.push(self.step_number)
-        log.info("pushed", version=pushed.version, verify_gap=pushed.verify_gap, pause_s=pushed.pause_s)
+        log.info("pushed", version=pushed.version, pause_s=pushed.pause_s, verify_gap_before=self._sync.verify_gap)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
 

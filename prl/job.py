@@ -109,6 +109,7 @@ class Job:
             resume=self._resume,
             accept_changes=self._accept_changes,
             on_stage=panel.stage,
+            on_page=panel.page,
             console=self._console,
         )
         async with pipeline:

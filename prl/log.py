@@ -28,7 +28,8 @@ import structlog
 
 _FLUSH_INTERVAL_S = 1.0
 _REPEAT_INTERVAL_S = 10.0
-_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+"""How grave an event of each level is."""
 
 logging.getLogger("prl").addHandler(logging.NullHandler())
 
@@ -77,7 +78,7 @@ class EventLog:
 
     def write(self, event: MutableMapping[str, Any], *, show: bool = True) -> None:
         """Keep one event; show it (unless ``show`` says no) when it is a warning or worse."""
-        urgent = _LEVELS.get(event.get("level", "info"), 0) >= _LEVELS["warning"]
+        urgent = LEVELS.get(event.get("level", "info"), 0) >= LEVELS["warning"]
         with self._lock:
             self._buffer.append(encode(event))
             if urgent or time.monotonic() - self._flushed_at >= _FLUSH_INTERVAL_S:
@@ -212,4 +213,4 @@ def _show(event: MutableMapping[str, Any], console: Console | None) -> None:
     if console is not None:
         console.print(f"{level}: {describe(event)}", style="red" if level == "error" else "yellow", markup=False)
     else:
-        logging.getLogger("prl").log(_LEVELS.get(level, 20), "%s", describe(event))
+        logging.getLogger("prl").log(LEVELS.get(level, 20), "%s", describe(event))

@@ -41,6 +41,10 @@ class Panel(Protocol):
         """A phase begins, and the one before it ends: ``starting 2 vllm engines``."""
         ...
 
+    def page(self, url: str) -> None:
+        """The run can be looked at there."""
+        ...
+
     def update(self, report: StepReport) -> None:
         """A step is done."""
         ...
@@ -98,6 +102,10 @@ class PlainLines:
         """Print it with the time since the start."""
         self._catch_up()
         say(self._console, f"[{duration(self._clock() - self._started_at)}] {text}")
+
+    def page(self, url: str) -> None:
+        """Print it."""
+        say(self._console, f"page  {url}")
 
     def update(self, report: StepReport) -> None:
         """Print the step, unless another was printed within the second."""
@@ -158,6 +166,7 @@ class LivePanel:
         self._progress = Progress(num_steps)
         self._started_at = clock()
         self._stages: list[_Stage] = []
+        self._page: str | None = None
         self._lock = threading.Lock()
         self._live = Live(self, console=console, refresh_per_second=REFRESH_PER_SECOND, vertical_overflow="crop")
         self._live.start()
@@ -167,6 +176,11 @@ class LivePanel:
         with self._lock:
             self._end_stage()
             self._stages.append(_Stage(text, self._clock()))
+
+    def page(self, url: str) -> None:
+        """Show it from the next redraw on."""
+        with self._lock:
+            self._page = url
 
     def update(self, report: StepReport) -> None:
         """Show the step at the next redraw."""
@@ -204,6 +218,8 @@ class LivePanel:
                     rows.add_row(label, content)
                 if self._stages[-1:] and self._stages[-1].ended_at is None:
                     rows.add_row("now", f"{self._stages[-1].text}  {duration(now - self._stages[-1].began_at)}")
+            if self._page is not None:
+                rows.add_row("page", self._page)
             elapsed = duration(now - self._started_at)
         title = Text.assemble(("prl", "bold"), f"  {self._title}")
         yield Frame(rows, title=title, title_align="left", subtitle=elapsed, subtitle_align="right", box=ROUNDED)

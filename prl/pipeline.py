@@ -26,12 +26,14 @@ from prl.blocked import frozen_heap
 from prl.check import cross_check
 from prl.claim import claim
 from prl.config import Config
+from prl.control.prometheus import metrics_route
 from prl.control.routes import routes_of
 from prl.control.server import ControlServer
 from prl.engines.seat import EngineStatus
 from prl.errors import PrlError, RefusedError
 from prl.evaluate import Evaluation
 from prl.failure import FirstFailure, running
+from prl.figures import Figures, Snapshot
 from prl.fleet import Fleet
 from prl.log import Console, configure, get_logger
 from prl.metrics import Mended, StepReport
@@ -42,6 +44,9 @@ from prl.resumed_config import check_changes
 from prl.run_folder import Summary
 from prl.run_record import RunRecord
 from prl.status import Status
+from prl.trackers.base import check_trackers
+from prl.trackers.feed import Feed
+from prl.view.beside import Page
 from prl.waits import waiting
 from prl.watchdog import Why
 
@@ -59,6 +64,7 @@ class Pipeline:
         resume: bool = False,
         accept_changes: bool = False,
         on_stage: Callable[[str], None] = lambda _: None,
+        on_page: Callable[[str], None] | None = None,
         console: Console | None = None,
     ) -> None:
         """Check the configuration and take the run folder; start nothing.
@@ -69,6 +75,8 @@ class Pipeline:
             resume: continue the run in that folder from its newest complete checkpoint.
             accept_changes: resume also where the configuration describes another run than the one in that folder.
             on_stage: told, in a few words, what is being waited for while the pipeline starts and ends.
+            on_page: told where the page of the run is, such as ``http://127.0.0.1:40213/``, once that can be opened;
+                absent, no page is served, whatever ``[view]`` says.
             console: where warnings are shown; absent, they go to the standard library's logger ``prl``.
 
         Raises:
@@ -79,14 +87,16 @@ class Pipeline:
         model = resolve_model(config.model)
         self._scorer = parts.make_scorer(config)
         environment = parts.environment_of(config)
+        check_trackers(config.trackers)
         self._claim = claim(config.run.name, None if run_dir is None else Path(run_dir), resume=resume)
         self.run_dir = self._claim.path
         self.summary: Summary | None = None
         """How the run ended; set on leaving."""
         self._accept_changes = accept_changes
-        self._resume, self._console = resume, console
+        self._resume, self._console, self._on_page = resume, console, on_page
         self._overview = Overview(config, self.run_dir, on_stage)
         self._record = RunRecord(config, self.run_dir)
+        self._trackers, self._figures = Feed(config, self.run_dir), Figures()
         self._failure = FirstFailure()
         self._assembly = Assembly(
             config,
@@ -145,16 +155,26 @@ class Pipeline:
         if self._resume:
             changed = await asyncio.to_thread(check_changes, self.run_dir, self.config, accept=self._accept_changes)
         self._overview.begins("reading tokenizer and data")
-        control = ControlServer(self.config.control, self.run_dir, routes_of(self))
+        routes = [*routes_of(self), metrics_route(self.snapshot)]
+        control = ControlServer(self.config.control, self.run_dir, routes)
         control.bind()
         self._stack.push_async_callback(control.close)
+        page = Page(self.config.view, self.run_dir)
+        if self._on_page is not None:
+            page.bind()
+            self._stack.callback(page.close)
         start = await self._assembly.read(resume=self._resume, accept_changes=self._accept_changes)
         self._stack.enter_context(configure(self.run_dir, self._console))
         self._run_is_open = True
         await control.open()
+        if self._on_page is not None and page.url is not None:
+            await self._stack.enter_async_context(running(page.serve()))
+            self._on_page(page.url)
         for warning in (*self._assembly.source.statistics().warnings, *changed):
             log.warning(warning)
         start.warn()
+        await self._trackers.open(start.ledger.step)
+        await self._stack.enter_async_context(running(self._trackers.watch()))
         await self._record.journal.begin_segment()
         return start
 
@@ -189,6 +209,7 @@ class Pipeline:
             if not parts.has_bound(self.config):
                 controller.resize(parts.num_streams(self.config, fleet.engines.num_engines))
             with self._failure.interrupts():
+                self._figures.add(step.report)
                 await self._record.step(step)
                 if self._record.is_due(self.step_number):
                     await self.save()
@@ -206,6 +227,7 @@ class Pipeline:
             PrlError: it took longer than ``eval.timeout_s``, or nothing could be judged.
         """
         wired = self._entered
+        await wired.sync.prove()
         with self._overview.while_doing(f"evaluating {len(self._assembly.held_out)} held-out prompts"):
             return await wired.evaluator.evaluate(wired.sync.version)
 
@@ -228,6 +250,11 @@ class Pipeline:
     def status(self) -> Status:
         """How the run is at this moment, also while it starts and ends."""
         return self._overview.status()
+
+    def snapshot(self) -> Snapshot:
+        """What a monitoring system is told at this moment; see ``prl/control/prometheus.py``."""
+        figures, trackers = self._figures.copied(), self._trackers.states()
+        return Snapshot(self.config.run.name, self.config.model, self.status(), figures, self.evaluation, trackers)
 
     def engines(self) -> list[EngineStatus]:
         """Each engine: how far it is, what it serves, what it did; none before they are started."""
@@ -296,6 +323,7 @@ class Pipeline:
         with self._failure.interrupts():
             if not is_complete:  # a conventional round that was left midway
                 await sync.push(self.step_number)
+            await sync.prove()
             await self._keep()
 
     async def _keep(self) -> None:
@@ -318,6 +346,7 @@ class Pipeline:
             log.info("failed", exc_info=error)  # for the file; whoever called shows the exception
         async with AsyncExitStack() as ending:  # each of these is done, also where one before it fails
             ending.callback(self._claim.release)
+            ending.push_async_callback(self._close_trackers)
             ending.callback(self._summarise, error)
             ending.push_async_callback(self._stack.aclose)
             ending.push_async_callback(self._loops.aclose)
@@ -330,6 +359,11 @@ class Pipeline:
         self.summary = self._record.summary(status, mended=mended, num_engines=num_engines, error=error)
         if self._run_is_open:
             self._record.end(self.summary)
+
+    async def _close_trackers(self) -> None:
+        if self.config.trackers:
+            self._overview.begins("sending the last points to the trackers")
+        await self._trackers.close(self._record.totals.steps)
 
     def _done(self) -> bool:
         return self._wired is not None and self.step_number >= self.config.run.num_steps

@@ -21,6 +21,7 @@ from prl.errors import ConfigError, MissingExtraError, RefusedError
 from prl.models import resolve_model
 from prl.parts import engine_kind, environment_of, installed, make_scorer
 from prl.rewards.base import REGISTRY
+from prl.trackers.base import check_trackers
 from prl.trainer.launch import split_address
 
 
@@ -38,7 +39,8 @@ def before_start(config: Config) -> list[Finding]:
 
     Raises:
         ConfigError: the configuration cannot run here.
-        MissingExtraError: the configured engine, or peft where there are adapters to train, is not installed.
+        MissingExtraError: the configured engine, a tracker, or peft where there are adapters to train, is not
+            installed.
     """
     cross_check(config)
     if config.lora.rank and not installed("peft"):
@@ -46,6 +48,7 @@ def before_start(config: Config) -> list[Finding]:
     for reward in config.rewards:
         REGISTRY.find(reward.name)
     ENVIRONMENTS.find(config.environment.name)
+    check_trackers(config.trackers)
     _files(config)
     kind, why = engine_kind(config)
     findings = [Finding(topic="engine", text=f"{config.engine.count} x {kind} ({why})")]

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -80,8 +80,15 @@ class Child:
         self.name, self.log, self._process = name, log, process
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Child:
-        """Start ``command`` (no shell) with stdout and stderr appended to ``log``.
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Collection[int] = (),
+    ) -> Child:
+        """Start ``command`` (no shell) with stdout and stderr appended to ``log``, and ``pass_fds`` open in it.
 
         It runs through this file, which ties it to this process and then becomes it. As a script, isolated from the
         environment's Python settings, it starts without importing prl.
@@ -95,6 +102,7 @@ class Child:
                 stderr=file,
                 env={**os.environ, NAME_VARIABLE: name, **(env or {})},
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
         return cls(name, process, log)
 

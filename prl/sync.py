@@ -1,4 +1,4 @@
-"""One weight push: stage || publish, pause, load, resume, verify; one deadline, one error that names who failed.
+"""One weight push: stage || publish, pause, load, resume; one deadline, one error that names who failed; and its proof.
 
 Invariants:
 
@@ -6,13 +6,14 @@ Invariants:
   may not all serve the new version are not resumed.
 - A push that failed because of a side that was started again since is done again, from its beginning.
 - Sending and receiving are one collective: when either side fails, the other is not waited for.
-- A push that is verified ends with proof: on a few fixed tokens the engines' log-probabilities under the new weights
-  agree with the trainer's, and have moved where the trainer's have. A transfer that reports success and moved nothing
-  does not pass, unless the trainer's own moved by less than ``STANDS_STILL`` of the tolerance since the last proof: old
-  and new weights are then the same as far as can be told. The engines go on before the proof, so that they need not
-  stand still for it; no token of theirs is trained before it, for the next batch is taken after the push, and a push
-  that raises ends the run.
-- Nobody leaves the weight group while a push is under way: it holds ``lock`` from its beginning to its end.
+- A push that is verified is followed by proof: on a few fixed tokens the engines' log-probabilities under the new
+  weights agree with the trainer's, and have moved where the trainer's have. A transfer that reports success and moved
+  nothing does not pass, unless the trainer's own moved by less than ``STANDS_STILL`` of the tolerance since the last
+  proof: old and new weights are then the same as far as can be told.
+- Neither the engines nor the trainer wait for the proof: it is asked for beside what they do next. Nothing comes of
+  weights that fail it, since a step is recorded, and the next version pushed, after the proof of the version before.
+  The first push has its proof before it returns.
+- Nobody leaves the weight group while a push or a proof is under way: each holds ``lock`` from beginning to end.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
 
@@ -81,8 +82,6 @@ class PushReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, until the last engine had finished the step that it was in."""
     publish_s: float
     """Seconds of the transfer, until the last engine had received it; and loaded it, where it was not staged."""
-    verify_gap: float | None
-    """How far the probe's log-probabilities of the worst engine are from the trainer's; None: not verified."""
 
 
 class WeightSync:
@@ -117,14 +116,36 @@ class WeightSync:
         self._timeout_s = timeout_s
         self._num_pushes = 0
         self._proven: tuple[list[float], dict[str, list[float]]] | None = None
+        self._expected: list[float] | None = None
+        """The trainer's log-probabilities of the probe, where the push that ended last is not proven yet."""
+        self._is_pushed = asyncio.Event()
+        self.verify_gap: float | None = None
+        """How far the probe's log-probabilities of the worst engine were from the trainer's at the last proof."""
         self.version = -1
         """The version that every engine serves; -1 before the first push."""
         self._under_way: str | None = None
 
     async def push(self, version: int) -> PushReport:
-        """Make every engine serve the trainer's current weights as ``version``."""
+        """Make every engine serve the trainer's current weights as ``version``; the version before is proven first."""
         async with self._lock:
-            return await self._push(version)
+            await self._prove()
+            report = await self._push(version)
+            if self._num_pushes == 1:
+                await self._prove()
+            return report
+
+    async def unproven(self) -> None:
+        """Wait for a push that is not proven."""
+        await self._is_pushed.wait()
+
+    async def prove(self) -> None:
+        """Prove the last push, if it is to be verified and has not been.
+
+        Raises:
+            WeightSyncError: an engine does not serve the trainer's weights.
+        """
+        async with self._lock:
+            await self._prove()
 
     async def _push(self, version: int) -> PushReport:
         if self._under_way is not None:
@@ -154,15 +175,11 @@ class WeightSync:
         try:
             async with awake_timeout(self._timeout_s):
                 times = await self._swap(version, pending)
-                verify_gap = await self._verify(version, pending)
         except SideError as failed:
             raise WeightSyncError(f"{self._under_way} failed on the side of the {failed}") from failed.error
         except TimeoutError:
-            waits = ", ".join(f"{side} ({what})" for side, what in pending.items())
-            raise WeightSyncError(
-                f"{self._under_way} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}"
-            ) from None
-        return PushReport(version=version, verify_gap=verify_gap, **times)
+            raise self._late(self._under_way, pending) from None
+        return PushReport(version=version, **times)
 
     async def _swap(self, version: int, pending: dict[str, str]) -> dict[str, float]:
         """Send and load, with the engines still for as little of it as they can be; returns the report's times."""
@@ -184,27 +201,56 @@ class WeightSync:
             )
         loaded = clock()
         await together(pending, "resume", engines=engines.resume)
+        resumed = clock()
+        if self._is_verified():
+            score = partial(self._trainer.score, self._probe)
+            self._expected = (await together(pending, "verification", trainer=score))["trainer"]
+            self._is_pushed.set()
         return {
-            "pause_s": clock() - arrived,
+            "pause_s": resumed - arrived,
             "drain_s": still - arrived,
             "publish_s": arrived - begun if staged else loaded - still,
         }
 
-    async def _verify(self, version: int, pending: dict[str, str]) -> float | None:
-        """Compare both sides on the probe; the first push is always verified."""
-        if self._num_pushes > 0 and (self._verify_every == 0 or self._num_pushes % self._verify_every != 0):
-            return None
-        scores = await together(
-            pending,
-            "verification",
-            patient={"trainer"},
-            trainer=lambda: self._trainer.score(self._probe),
-            engines=lambda: self._engines.score(self._probe),
-        )
-        gap = self._largest_gap(version, scores["trainer"], scores["engines"])
-        self._check_moved(version, scores["trainer"], scores["engines"])
-        self._proven = (scores["trainer"], scores["engines"])
-        return gap
+    def _is_verified(self) -> bool:
+        """Whether the push under way is to be proven; the first always is."""
+        every = self._verify_every
+        return self._num_pushes == 0 or (every > 0 and self._num_pushes % every == 0)
+
+    async def _prove(self) -> None:
+        """Compare both sides on the probe. An engine that dies of it is mended; the others are asked again."""
+        while (expected := self._expected) is not None:
+            try:
+                found = await self._asked()
+                break
+            except PrlError as error:
+                failed = error
+            if not await self._mend(self.version):
+                raise_as_it_was(failed)
+        else:
+            return
+        self.verify_gap = self._largest_gap(self.version, expected, found)
+        self._check_moved(self.version, expected, found)
+        self._proven, self._expected = (expected, found), None
+        self._is_pushed.clear()
+
+    async def _asked(self) -> dict[str, list[float]]:
+        """What the engines say of the probe."""
+        what, pending = f"the proof of version {self.version}", dict[str, str]()
+        try:
+            with waiting(what, limit_s=self._timeout_s):
+                async with awake_timeout(self._timeout_s):
+                    score = partial(self._engines.score, self._probe)
+                    found: dict[str, list[float]] = (await together(pending, "verification", engines=score))["engines"]
+        except SideError as failed:
+            raise WeightSyncError(f"{what} failed on the side of the {failed}") from failed.error
+        except TimeoutError:
+            raise self._late(what, pending) from None
+        return found
+
+    def _late(self, what: str | None, pending: dict[str, str]) -> WeightSyncError:
+        waits = ", ".join(f"{side} ({doing})" for side, doing in pending.items())
+        return WeightSyncError(f"{what} took longer than weights.timeout_s = {self._timeout_s:g} s; not done: {waits}")
 
     def _largest_gap(self, version: int, expected: list[float], by_engine: dict[str, list[float]]) -> float:
         largest = 0.0

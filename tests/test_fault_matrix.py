@@ -29,11 +29,10 @@ def test_every_combination_is_a_cell() -> None:
 
 
 def test_the_page_is_made_of_the_results() -> None:
-    """``docs/faults.md`` is what the results say; every result is of a cell, and every cell is in the table."""
+    """``docs/faults.md`` is what the results say; every cell is in it, has been run and has passed."""
     results, page = table.read(), table.TABLE.read_text()
     assert page == table.render(results)
-    names = {result.name for result in results}
-    assert [str(cell) for cell in CELLS if str(cell) in names] == [result.name for result in results]
+    assert [str(cell) for cell in CELLS] == [result.name for result in results if result.passed]
     rows = [line for line in page.splitlines() if line.startswith(tuple(f"| {role} |" for role in ROLES))]
     assert [row.count(" | ") for row in rows] == [1 + len(MOMENTS)] * len(ROLES) * len(BLOWS)
 

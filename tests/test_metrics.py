@@ -32,7 +32,7 @@ TRAINED = TrainReport(
     skipped=False,
     train_s=3.0,
 )
-PUSHED = PushReport(version=5, pause_s=0.5, drain_s=0.125, publish_s=0.25, verify_gap=None)
+PUSHED = PushReport(version=5, pause_s=0.5, drain_s=0.125, publish_s=0.25)
 TIMING = Timing(
     step_s=6.0,
     wait_batch_s=1.0,

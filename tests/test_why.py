@@ -140,7 +140,7 @@ CHAINS = {
         {"engine": Script(calls=(call("score", 1),))},
         {},
         "verification",
-        "weight update to version 1 <- the engines: verification <- engine-0: score",
+        "the step: the weights are proven <- prove <- the proof of version 1 <- .*verification <- engine-0: score",
     ),
     "an evaluation": (
         {},

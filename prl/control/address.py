@@ -81,7 +81,7 @@ def read(run_dir: Path) -> ControlAddress:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; only who started the run may") from error
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{path} is damaged ({error}): delete it, and start the run again with --resume") from error
-    if address.host == socket.gethostname() and not _is_alive(address.pid):
+    if address.host == socket.gethostname() and not is_alive(address.pid):
         raise GoneError(
             f"no run goes on in {run_dir}: its process {address.pid} has ended without a word ({path} is still there);"
             f" go on with prl run CONFIG --resume --run-dir {run_dir}"
@@ -89,7 +89,8 @@ def read(run_dir: Path) -> ControlAddress:
     return address
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this id on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -55,7 +55,7 @@ def runner_of(routes: Iterable[Route], guard: Guard, *, close_timeout_s: float) 
 def _judged_by(guard: Guard) -> Any:
     @web.middleware
     async def judge(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if (refusal := guard.refuses(request.headers)) is not None:
+        if (refusal := guard.refuses(request.headers, request.path)) is not None:
             return _error(refusal.status, refusal.message)
         if (request.content_length or 0) > MAX_BODY_BYTES:
             return _error(413, f"a body may have {MAX_BODY_BYTES} bytes")

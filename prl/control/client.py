@@ -36,8 +36,9 @@ class _Told(msgspec.Struct):
 class Client:
     """Asks one run."""
 
-    def __init__(self, url: str, token: str, where: str) -> None:
-        parts = urlsplit(url)
+    def __init__(self, url: str, token: str, where: str, *, timeout_s: float = TIMEOUT_S) -> None:
+        """``where`` is what messages call it; ``timeout_s`` bounds each silence in an answer."""
+        parts, self._timeout_s = urlsplit(url), timeout_s
         self._host, self._port = parts.hostname or "", parts.port
         self._token, self._where = token, where
 
@@ -65,14 +66,14 @@ class Client:
         raise Unanswered(f"{self._where} answered {status}: {told}")
 
     def _exchange(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request(method, path, body=body or None, headers={"Authorization": f"Bearer {self._token}"})
             response = connection.getresponse()
             return response.status, response.read(_MAX_BYTES)
         except TimeoutError as error:
             raise Unanswered(
-                f"{self._where} did not answer within {TIMEOUT_S:g} s: its event loop stands still"
+                f"{self._where} did not answer within {self._timeout_s:g} s: its event loop stands still"
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise Unanswered(f"{self._where} does not answer: {error or type(error).__name__}") from error

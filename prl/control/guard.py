@@ -3,7 +3,7 @@
 Invariants:
 
 - Every request presents the token, compared in constant time; loopback is no exception, since others may use the
-  machine.
+  machine. A second token, for whoever only measures, opens its paths alone.
 - ``Host`` must be an IP address, ``localhost`` or a name of this address: a page of another site can point a name of
   its own at this machine (DNS rebinding), and no other way to ask under a name is needed.
 - A request that a browser makes for a page of another origin is refused, whatever it presents.
@@ -63,16 +63,24 @@ class Guard:
     Args:
         token: what must be presented.
         names: see ``Names``.
+        reader_token: opens ``reader_paths`` as well; empty, there is none.
+        reader_paths: what it opens.
     """
 
-    def __init__(self, token: str, names: Iterable[str]) -> None:
+    def __init__(
+        self, token: str, names: Iterable[str], *, reader_token: str = "", reader_paths: Iterable[str] = ()
+    ) -> None:
         self._token, self._names = token.encode(), Names(names)
+        self._reader_token, self._reader_paths = reader_token.encode(), frozenset(reader_paths)
 
-    def refuses(self, headers: Mapping[str, str]) -> Refusal | None:
+    def refuses(self, headers: Mapping[str, str], path: str = "") -> Refusal | None:
         """Why this request is refused; None: it may pass. Names of ``headers`` are looked up as they are written."""
         if (refusal := self._names.refuses(headers)) is not None:
             return refusal
         scheme, _, presented = headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(presented.strip().encode(), self._token):
+        opens = hmac.compare_digest(presented.strip().encode(), self._token)
+        if self._reader_token and path in self._reader_paths:
+            opens |= hmac.compare_digest(presented.strip().encode(), self._reader_token)
+        if scheme.lower() != "bearer" or not opens:
             return Refusal(401, "the token is missing or wrong: present it as `Authorization: Bearer TOKEN`")
         return None

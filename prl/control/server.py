@@ -21,10 +21,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prl.check_control import CONTROL_TOKEN, is_loopback
+from prl.check_control import CONTROL_TOKEN, METRICS_TOKEN, is_loopback
 from prl.config_control import ControlConfig
 from prl.control import address as control_file
 from prl.control.guard import Guard
+from prl.control.prometheus import PATH as METRICS_PATH
 from prl.control.route import Route
 from prl.errors import ConfigError
 from prl.log import get_logger
@@ -137,7 +138,8 @@ class ControlServer:
         names = [self._config.address]
         if not is_loopback(self._config.address):
             names.append(socket.gethostname())
-        return Guard(self._token, names)
+        reader = os.environ.get(METRICS_TOKEN, "")
+        return Guard(self._token, names, reader_token=reader, reader_paths=[METRICS_PATH])
 
 
 class _Full(asyncio.Protocol):

@@ -13,7 +13,7 @@ Invariants:
   under the checkpoint's names: how vLLM fuses and shards its layers stays its own business.
 - What vLLM derived from a weight is derived again. Its layer-wise reload does that for each layer that received a
   tensor; a tied output head receives none, so it is done here (see ``repack_tied_heads``).
-- Every process that vLLM starts for prl ends when its parent does.
+- Every process that vLLM starts for prl ends when its parent does, and tells its stacks when the run asks for them.
 
 The fields of ``GlooInitInfo`` and ``GlooUpdateInfo`` are those of vLLM's own ``nccl`` backend and a few more, so the
 controller drives both through the same calls (``vllm.py``).
@@ -44,7 +44,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmb
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from prl import adapters
+from prl import adapters, stacks
 from prl.engines.vllm_spans import name_versions_early
 from prl.engines.vllm_twin import Twin, has_twin
 from prl.errors import WeightSyncError
@@ -69,6 +69,8 @@ def register() -> None:
     if host is not None and int(host) != os.getpid():
         parent = multiprocessing.parent_process()
         die_with_parent(parent.pid if parent is not None else None)
+        name = multiprocessing.current_process().name
+        stacks.answer_requests("core" if "Core" in name else name)
 
 
 @dataclass

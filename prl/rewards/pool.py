@@ -5,7 +5,8 @@
 - A worker that exhausts a limit, or whose caller is cancelled, is killed, reaped and replaced before anyone else is
   served by it. So the number of processes returns to ``num_workers``, and one text never holds up more than one worker.
 - To exhaust a limit is an outcome (``Exhausted``); a worker that ends for any other reason is a RewardError, and so is
-  one that somebody stopped: its question used up nothing.
+  one that somebody stopped: its question used up nothing. One that a signal ends or stops while it starts is replaced,
+  ``NUM_STARTS`` times at most; one that ends by itself would do so again.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import msgspec
 
 from prl.deadlines import awake_timeout
 from prl.errors import RewardError
+from prl.failure import running
 from prl.hidden import is_secret
 from prl.process import signal_group
 from prl.rewards.worker import Question, Reply
@@ -32,6 +34,8 @@ from prl.wire import Channel, WireClosedError
 
 _REAP_TIMEOUT_S = 5.0
 START_TIMEOUT_S = 60.0
+NUM_STARTS = 3
+_LOOK_S = 2.0
 _EXIT_TIMEOUT_S = 5.0
 
 
@@ -135,16 +139,39 @@ class _Worker:
 
     async def ready(self) -> None:
         """Wait until the process can be asked, starting one where there is none."""
-        if self.pid is None:
-            await self.spawn()
-        if self._state == "ready":
-            return
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await self._channel.receive()
-        except (TimeoutError, ConnectionError) as error:
-            raise RewardError(f"a worker ({self._module}) did not start: {await self._end()}") from error
-        self._state = "ready"
+        for num_left in reversed(range(NUM_STARTS)):
+            if self.pid is None:
+                await self.spawn()
+            if self._state == "ready":
+                return
+            try:
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    await self._started()
+            except (TimeoutError, ConnectionError) as error:
+                if num_left > 0 and await self._was_struck():
+                    await self.kill()
+                    continue
+                raise RewardError(f"a worker ({self._module}) did not start: {await self._end()}") from error
+            self._state = "ready"
+
+    async def _started(self) -> None:
+        """Wait for its first word. Raises TimeoutError as soon as it is seen to be stopped."""
+        async with running(self._watch_for_stop()):
+            await self._channel.receive()
+
+    async def _watch_for_stop(self) -> None:
+        while self.pid is None or not _is_stopped(self.pid):  # noqa: ASYNC110 -- the kernel has no event for it
+            await asyncio.sleep(_LOOK_S)
+        raise TimeoutError
+
+    async def _was_struck(self) -> bool:
+        """Whether a signal ended it or stopped it."""
+        assert self._process is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if _is_stopped(self._process.pid) else _EXIT_TIMEOUT_S):
+                await self._process.wait()
+        code = self._process.returncode
+        return code < 0 if code is not None else _is_stopped(self._process.pid)
 
     async def answer(self, question: Question) -> Reply | Exhausted:
         """Ask it; anything but a reply in time leaves it to be replaced."""

@@ -120,6 +120,21 @@ async def test_more_questions_than_workers() -> None:
         assert replies == [Reply(value=float(i)) for i in range(50)]
 
 
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+async def test_worker_that_is_struck_while_it_starts_is_replaced(blow: signal.Signals) -> None:
+    """Whoever ends or stops it, the question waits for another; no more processes are left than there are workers."""
+    pool = WorkerPool("tests.rewards.scripted_worker", 1, LIMITS)
+    try:
+        await pool.open(wait=False)
+        (struck,) = pool.pids
+        os.kill(struck, blow)
+        assert await ask(pool, text="3") == Reply(value=3.0)
+        assert struck not in pool.pids
+        assert len(pool.pids) == 1
+    finally:
+        await pool.close()
+
+
 async def test_worker_that_cannot_start_says_why() -> None:
     """What a process printed before it died is in the error, and nothing is left running."""
     pool = WorkerPool("tests.rewards.no_such_worker", 1, LIMITS)
