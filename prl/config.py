@@ -76,8 +76,8 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """Number of engines started here, each with GPUs of its own, or with cores of its own where there are enough; not
     read where ``kind = "server"``."""
     servers: list[str] = field(default_factory=list)
-    """Addresses of ``vllm serve`` processes, such as ``http://host:8000``; each is one engine more, beside those started
-    here, with ``max_num_seqs`` streams whatever its data parallelism. ``docs/servers.md`` says how they are started."""
+    """Addresses of ``vllm serve`` processes, such as ``http://host:8000``: each is one engine more, beside those that
+    are started here, with ``max_num_seqs`` streams. ``docs/servers.md`` says how they are started."""
     api_key_env: str | None = None
     """The environment variable that holds the API key of ``servers``; absent: they want none."""
     dtype: Dtype = "float32"

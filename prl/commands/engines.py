@@ -23,6 +23,7 @@ examples:
   prl engines list runs/math
   prl engines add runs/math                  one more
   prl engines add runs/math --count 2
+  prl engines add runs/math http://node7:8000    a vllm serve process, started as docs/servers.md says
   prl engines remove runs/math engine-1      or just 1; its sequences go on with the others
   prl engines list http://node7:8470         a run elsewhere, whose token is in PRL_CONTROL_TOKEN
 
@@ -44,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=EXAMPLES)
         verb.add_argument("run", metavar="RUN", help=_RUN)
         if name == "add":
-            verb.add_argument("--count", metavar="N", type=int, default=1, help="how many (1)")
+            verb.add_argument("servers", metavar="SERVER", nargs="*", help="the address of a vllm serve process")
+            verb.add_argument("--count", metavar="N", type=int, help="how many to start here (1)")
         if name == "remove":
             verb.add_argument("names", metavar="ENGINE", nargs="+", help="its name or number: engine-1 or 1")
             verb.add_argument("--force", action="store_true", help="even below engine.min_engines")
@@ -83,7 +85,8 @@ def _line(engine: EngineStatus) -> str:
 
     state_s, busy_s = duration(engine.state_s), duration(engine.busy_s)
     counts = f"{engine.version:>9}{engine.streams:>9}{engine.tokens_generated:>14,}{busy_s:>9}{engine.restarts:>10}"
-    why = f"\n  {engine.why.splitlines()[0]}" if engine.why else ""
+    where = f"\n  {engine.address}" if engine.address else ""
+    why = where + (f"\n  {engine.why.splitlines()[0]}" if engine.why else "")
     return f"{engine.name:12}{engine.state:10}{state_s:>9}{counts}{why}"
 
 
@@ -91,9 +94,12 @@ def _add(run: Client, arguments: argparse.Namespace) -> None:
     from prl.control.routes import Added, ToAdd  # noqa: PLC0415 - --help stays quick
     from prl.errors import ConfigError  # noqa: PLC0415 - the same
 
-    if not 1 <= arguments.count <= ToAdd.MOST:
-        raise ConfigError(f"--count {arguments.count} must be from 1 to {ToAdd.MOST}")
-    answer: Added = run.ask("POST", "/engines", Added, ToAdd(count=arguments.count))
+    count, servers = arguments.count, arguments.servers
+    if count is not None and servers:
+        raise ConfigError("--count is of engines that are started here: leave it out where servers are named")
+    if count is not None and not 1 <= count <= ToAdd.MOST:
+        raise ConfigError(f"--count {count} must be from 1 to {ToAdd.MOST}")
+    answer: Added = run.ask("POST", "/engines", Added, ToAdd(count=1 if count is None else count, servers=servers))
     if arguments.json:
         _say_json(answer)
         return

@@ -115,7 +115,7 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
         self._staged: Future[Arrived] | None = None
 
     def parse_init_info(self, init_dict: dict[str, Any]) -> GlooInitInfo:
-        """The typed init info; or, for who only asks whether this is the model it ``expects``, an answer as an error."""
+        """The typed init info. Who only asks whether this is the model it ``expects`` is answered by an error."""
         expected: dict[str, int] | None = init_dict.get("expects")
         if expected is None:
             parsed: GlooInitInfo = super().parse_init_info(init_dict)

@@ -3,8 +3,8 @@
 Invariants, besides those of ``base.py``:
 
 - The server is *claimed* when it is opened: the weight versions that it names from then on begin with a word of this
-  engine's. Another word means that it was started again, or that another run has taken it: its weights are not those of
-  this run, and the engine is dead. Its tokens cannot be taken for ours.
+  engine's. Another word means that it was started again, or that another run has taken it: its weights are not this
+  run's, and the engine is dead. Its tokens cannot be taken for ours.
 - At most ``engine.max_num_seqs`` requests are with the server; the others wait here, in order, none is handed over while
   it stands still. Each is salted with the claim and the number of the load whose weights will serve it; one that has
   sampled nothing when a load completes is submitted again.
@@ -149,8 +149,8 @@ class ServerEngine:
         claim, _, version = label.partition("/")
         if claim != self._claim:
             self._end(
-                f"{self._link.who} serves the weights of somebody else ({label!r}): it was started again, or another run"
-                " uses it"
+                f"{self._link.who} serves the weights of somebody else ({label!r}): it was started again, or another"
+                " run uses it"
             )
             raise EngineDeadError(self._reason)
         return int(version)
@@ -187,10 +187,9 @@ class ServerEngine:
         self._num_open += 1
         self._meter.update(num_streams=self._num_open)
         try:
-            async with self._room:
-                async with contextlib.aclosing(self._sampled(token_ids, decoding)) as chunks:
-                    async for chunk in chunks:
-                        yield chunk
+            async with self._room, contextlib.aclosing(self._sampled(token_ids, decoding)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
         finally:
             self._num_open -= 1
             self._meter.update(num_streams=self._num_open)
@@ -207,7 +206,8 @@ class ServerEngine:
                     async for chunk in chunks:
                         self._meter.count(len(chunk.token_ids))
                         yield chunk
-                return
+                        if chunk.finish is not None:
+                            return
             except Superseded:
                 continue
             except ServerAwayError as error:
@@ -291,9 +291,7 @@ class ServerEngine:
         if self._held:
             raise EngineError(f"{self.name} is paused and cannot score; resume it first")
         try:
-            return await score(
-                self._link, token_ids, salt=self._weights.salt, timeout_s=self._config.token_timeout_s
-            )
+            return await score(self._link, token_ids, salt=self._weights.salt, timeout_s=self._config.token_timeout_s)
         except (TimeoutError, ServerAwayError) as error:
             self._lost("score", error)
             raise EngineDeadError(self._reason) from None

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- Whoever did not answer (``ServerAwayError``) is told apart from who refused (``ServerRefusedError``, with the status and
-  the server's own words): the first is a reason to give the server up, the second may be a reason to change a setting.
-- A connection is not used again after ``_KEEP_ALIVE_S``, well before the server closes it: a question that meets that
-  close would look like a death.
+- Whoever did not answer (``ServerAwayError``) is told apart from who refused (``ServerRefusedError``, with the status
+  and the server's own words): the first is a reason to give the server up, the second may be one to change a setting.
+- No connection is used twice: the server closes one when it likes (after a request that failed, or some seconds), and
+  a question that meets that would look like a death.
 - The API key is read from the environment and leaves this process in a header only.
 """
 
@@ -27,7 +27,6 @@ from prl.waits import waiting
 
 GENERATE = "/inference/v1/generate"
 _CONNECT_TIMEOUT_S = 10.0
-_KEEP_ALIVE_S = 2.0
 _BACK_OFF_S = (0.5, 5.0)
 """Pauses between two tries to reach a server that does not answer: the first, and the longest."""
 _NUM_WORDS = 600
@@ -78,7 +77,7 @@ class ServerLink:
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
             headers=headers,
         )
@@ -88,9 +87,7 @@ class ServerLink:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(
-        self, method: str, path: str, body: Any = None, *, timeout_s: float, doing: str = ""
-    ) -> Any:
+    async def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float, doing: str = "") -> Any:
         """What the server answers, as JSON; None for an answer without a body.
 
         Raises:
@@ -126,7 +123,6 @@ class ServerLink:
             if not response.ok or response.status >= 300:  # noqa: PLR2004 -- a redirect is no answer
                 with self._away_if_broken():
                     answer = await response.content.read(1 << 16)
-                response.close()  # the server closes the connection of a request that failed, when it gets to it
                 self._refused(path, response.status, answer)
             yield response
         finally:

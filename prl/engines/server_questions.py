@@ -1,6 +1,6 @@
 """What a server is asked before it is used: whether it can be what prl needs, and what it is, in one round.
 
-Each answer that will not do is one line: the address, what is wrong, and how the server, or the TOML, has to be changed.
+Each answer that will not do is one line: the address, what is wrong, and how the server or the TOML is to be changed.
 Nothing here changes what the server does for others, so ``prl run --check`` asks the same.
 """
 
@@ -97,10 +97,13 @@ async def _version(link: ServerLink) -> str:
     found = tuple(int(number) for number in re.findall(r"\d+", text)[:2])
     if found < OLDEST:
         raise EngineError(
-            f"{link.who} runs vLLM {text}, and prl needs {_dotted(OLDEST)} or newer there: install that, and start it again"
+            f"{link.who} runs vLLM {text}, and prl needs {_dotted(OLDEST)} or newer there: install that and start it"
+            " again"
         )
     if found > TRIED:
-        log.warning("a server runs a vLLM that prl was not tried with", server=link.who, version=text, tried=_dotted(TRIED))
+        log.warning(
+            "a server runs a vLLM that prl was not tried with", server=link.who, version=text, tried=_dotted(TRIED)
+        )
     return text
 
 
@@ -150,7 +153,7 @@ async def _of_dev_mode(link: ServerLink, method: str, path: str, body: Any = Non
 
 async def _backend(link: ServerLink, wanted: Wanted) -> None:
     """How it receives weights, and for gloo what model it has: it is asked to join a group that it cannot join."""
-    start = f"--weight-transfer-config '{{\"backend\": \"{wanted.transport}\"}}'"
+    start = f'--weight-transfer-config \'{{"backend": "{wanted.transport}"}}\''
     try:
         init_info = {"expects": wanted.sizes} if wanted.transport == "gloo" else {}
         await _of_dev_mode(link, "POST", "/init_weight_transfer_engine", {"init_info": init_info})

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import msgspec
@@ -133,11 +133,14 @@ class ServerStream:
                         yield chunk
                         if chunk.finish is not None:
                             return
-            raise ServerAwayError("it ended without a finish")
+            self._ended_early()
         except (aiohttp.ClientError, ServerAwayError) as error:
             if self._is_superseded:
                 raise Superseded from None
             raise ServerAwayError(f"{self._link.who} broke a stream: {error or type(error).__name__}") from error
+
+    def _ended_early(self) -> NoReturn:
+        raise ServerAwayError("it ended without a finish")
 
     def _take(self, event: _Event) -> Iterator[TokenChunk]:
         if event.error is not None:

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- What the server names as its version is ``<claim>/<version>`` from ``take_over`` on; only ``finish_weight_update`` of a
-  load that succeeded changes it.
+- What the server names as its version is ``<claim>/<version>`` from ``take_over`` on; only ``finish_weight_update`` of
+  a load that succeeded changes it.
 - After a load that failed or was interrupted ``broken`` says so, until one has succeeded.
 - An update that somebody left open (a run that was killed between two calls) does not keep ours from beginning.
 """

@@ -52,7 +52,9 @@ async def start_server(model: Path, log: Path, *, port: int, max_num_seqs: int =
     return await Child.start("server", command, log, ENVIRONMENT)
 
 
-def server_engine(url: str, model: Path, *, index: int = 0, sizes: dict[str, int] | None = None, **config: Any) -> ServerEngine:
+def server_engine(
+    url: str, model: Path, *, index: int = 0, sizes: dict[str, int] | None = None, **config: Any
+) -> ServerEngine:
     """An engine that is not open yet; ``config`` overrides fields of ``[engine]``."""
     settings: dict[str, Any] = {
         "kind": "server",
