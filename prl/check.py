@@ -12,13 +12,14 @@ from pathlib import PurePath
 
 from prl import settings
 from prl.check_algorithm import check_algorithm
-from prl.check_control import check_control, is_loopback
+from prl.check_control import check_control
 from prl.check_data import check_data
 from prl.check_evaluation import check_evaluation
 from prl.config import Config
 from prl.config_environment import SINGLE_TURN
 from prl.errors import ConfigError
 from prl.hidden import without_secrets
+from prl.network import is_loopback
 from prl.servers import address_problem, same_form
 from prl.trainer.launch import TOKEN, split_address
 
@@ -116,6 +117,11 @@ def _servers(config: Config) -> Iterator[str]:
 
 def _trainer(config: Config) -> Iterator[str]:
     trainer, num_steps = config.trainer, config.run.num_steps
+    if trainer.num_ranks % trainer.num_replicas:
+        yield (
+            f"trainer.num_replicas = {trainer.num_replicas} does not divide trainer.num_ranks = {trainer.num_ranks}:"
+            " every replica of the model is sharded over equally many ranks"
+        )
     if trainer.schedule != "constant" and trainer.warmup_steps >= num_steps:
         yield (
             f"trainer.schedule = {trainer.schedule!r} has no steps to fall in: trainer.warmup_steps ="
@@ -147,10 +153,15 @@ def _lora(config: Config) -> Iterator[str]:
 def _listen(config: Config, environment: Mapping[str, str]) -> Iterator[str]:
     trainer = config.trainer
     try:
-        host, _ = split_address(trainer.listen)
+        host, port = split_address(trainer.listen)
     except ConfigError as error:
         yield str(error)
         return
+    if trainer.launch == "external" and port == 0:
+        yield (
+            f"trainer.launch = 'external' needs a port in trainer.listen, got {trainer.listen!r}: ranks that you start"
+            " are told where to connect, and come back to it when one has died; write such as '0.0.0.0:29400'"
+        )
     if environment.get(TOKEN):
         return
     if trainer.launch == "external":

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Iterator, Mapping
 
 from prl.config import Config
 from prl.config_control import ControlConfig
 from prl.config_view import ViewConfig
+from prl.network import is_loopback
 
 CONTROL_TOKEN = "PRL_CONTROL_TOKEN"  # noqa: S105 -- the name of a variable
 METRICS_TOKEN = "PRL_METRICS_TOKEN"  # noqa: S105 -- the same
 SHORTEST_TOKEN = 16
 """Characters. A random one of 32 hexadecimal digits cannot be guessed; a short word can."""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_control(config: Config, environment: Mapping[str, str]) -> Iterator[str]:

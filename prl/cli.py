@@ -2,6 +2,7 @@
 
 - Exit 0: done, or stopped by the first SIGINT or SIGTERM after finishing the step and saving. 1: the run failed.
   2: bad input, one line on stderr for each fault, nothing started. 130: ended at start-up, or by the second signal.
+  141: whoever read the output closed it.
 - An error that prl raises on purpose is a message, never a traceback; a traceback is a bug, in prl or in a reward.
 - ``prl --help`` imports nothing heavy: whatever a command needs is imported when it runs.
 """
@@ -22,8 +23,8 @@ from typing import Any, NoReturn
 
 from prl.errors import ConfigError, MissingExtraError
 
-BAD_INPUT, INTERRUPTED = 2, 130
-_COMMANDS = ("run", "data", "eval", "doctor", "audit", "why", "engines", "score", "view")
+BAD_INPUT, INTERRUPTED, CLOSED = 2, 130, 141
+_COMMANDS = ("run", "data", "eval", "doctor", "audit", "why", "watch", "report", "engines", "score", "view")
 """Modules of ``prl.commands``, in the order of ``prl --help``."""
 _THREADS_TIMEOUT_S = 2.0
 
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         code = INTERRUPTED
+    except BrokenPipeError:  # who reads has seen enough, as in `prl why RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = CLOSED
     if argv is None:
         _leave_hung_threads(code)
     return code

@@ -141,10 +141,15 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """``fsdp`` is a torchrun child with FSDP2; ``simulated`` needs no torch."""
     num_ranks: Positive = 1
     """Trainer processes, one per GPU (or per core)."""
+    num_replicas: Positive = 1
+    """Hybrid sharding: so many copies of the model, each sharded over num_ranks / num_replicas neighbouring ranks. With
+    one copy a host only gradients cross the network, at num_replicas times the memory; 1 shards over all ranks."""
     launch: Literal["torchrun", "external"] = "torchrun"
-    """``external`` waits for ranks that you start with torchrun and point at ``listen``."""
+    """``external`` waits for ranks that you, or a scheduler, start with torchrun anywhere, pointed at ``listen``."""
     listen: str = "127.0.0.1:0"
     """host:port where ranks connect; port 0 picks a free one. Beyond loopback, ranks must present PRL_TOKEN."""
+    gather_timeout_s: PositiveFloat = 1800.0
+    """How long the run waits for external ranks to connect, at its start and each time they have to come back."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the ranks compute; ``auto`` takes CUDA where torch sees it."""
     learning_rate: PositiveFloat = 1e-6
@@ -183,6 +188,9 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
 
     transport: Literal["auto", "gloo", "nccl"] = "auto"
     """``auto`` takes nccl where trainer and engines are on CUDA, and gloo elsewhere or where adapters travel alone."""
+    host: str | None = None
+    """Where trainer and engines meet: an address of rank 0's host that every server reaches. Absent: loopback where all
+    are on one machine, else the address of rank 0's host on its way to the first server that is on another."""
     timeout_s: PositiveFloat = 60.0
     """Deadline of one whole update, verification included."""
     verify_every: NonNegative = 1

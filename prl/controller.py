@@ -199,8 +199,8 @@ class Controller:
             await changed.wait()  # a conventional round goes on: its end pushes, and they load; or others come or go
 
     async def _prove(self) -> None:
-        """Prove each version while the engines sample with it and the trainer learns; a step ends after that."""
-        with loop("prove") as self._states["prove"]:
+        """Prove each version while the engines sample with it and the trainer learns from earlier ones."""
+        with loop("prove", "a push"):
             while True:
                 await self._sync.unproven()
                 await self._sync.prove()
@@ -223,13 +223,18 @@ class Controller:
     async def _step(self) -> Step:
         taken = await self._take()
         groups = [group for _, group in taken]
+        await self._proof_of(groups)
         async with self._holding_weights():
             trained, lag = await self._train(groups)
-            with waiting("the step", "the weights are proven", on=lambda: [self._states.get("prove")]):
-                await self._sync.prove()
             self._prompts.trained(trained.step, [ticket for ticket, _ in taken])
             pushed = await self._push_at_end_of_round()
         return Step(report=self.reporter.of_step(groups, lag, trained, pushed), groups=groups)
+
+    async def _proof_of(self, groups: list[Group]) -> None:
+        """Nothing is trained on tokens of weights that are not proven; most batches were complete before the push."""
+        newest = max(completion.versions[-1] for group in groups for completion in group.completions)
+        if newest == self._sync.version and not self._sync.is_proven:
+            await self._sync.prove()
 
     @asynccontextmanager
     async def _holding_weights(self) -> AsyncIterator[None]:

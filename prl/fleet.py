@@ -27,15 +27,12 @@ from prl.engines.pool import EnginePool
 from prl.errors import RefusedError, WeightSyncError
 from prl.failure import failures_to, together_as_it_was
 from prl.log import get_logger
-from prl.process import free_port
-from prl.servers import address_problem, same_form
+from prl.servers import address_problem, host_of, same_form
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
 from prl.trainer.kept import KeptTrainer
 from prl.types import TensorSpec
 from prl.waits import waiting
-
-LOOPBACK = "127.0.0.1"
 
 log = get_logger(__name__)
 
@@ -97,10 +94,12 @@ class Fleet:
         await self.engines.seats.one_is_there()
         if not (self.trainer.apart or self.engines.seats.apart):
             return
+        hosts = [host_of(seat.place) for seat in self.engines.seats.there() if isinstance(seat.place, str)]
+        address, port = await self.trainer.meeting(hosts)
         group = self.engines.weight_group(
             transport=self.transport,
-            address=LOOPBACK,
-            port=free_port(LOOPBACK),
+            address=self._config.weights.host or address,
+            port=port,
             timeout_s=self._timeout_s / 2,  # who did not come, or hangs, is named before weights.timeout_s has passed
         )
         try:

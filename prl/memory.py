@@ -159,7 +159,7 @@ def estimate(config: Config, shape: ModelShape, *, on_gpu: bool) -> Need:
     per_layer = 2 if trainer.activation_checkpointing else ACTIVATIONS_PER_LAYER
     activations = tokens * shape.num_layers * shape.hidden * per_layer * width
     logits = 2 * tokens * shape.vocabulary * DTYPE_BYTES["float32"]
-    one_rank = _state(config, shape) // trainer.num_ranks + activations + logits
+    one_rank = _state(config, shape) * trainer.num_replicas // trainer.num_ranks + activations + logits
     libraries = PROCESS_GIB["controller"]
     libraries += engine.num_local * PROCESS_GIB["engine"] + trainer.num_ranks * PROCESS_GIB["rank"]
     total = engine.num_local * one_engine + trainer.num_ranks * one_rank + int(libraries * GIB)

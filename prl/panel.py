@@ -29,7 +29,7 @@ PLAIN_INTERVAL_S = 1.0
 PLAIN_WIDTH = 120
 REFRESH_PER_SECOND = 4
 SPARKLINE_WIDTH = 40
-BAR_WIDTH = 40
+"""Characters of a curve, and of the bar of steps."""
 
 Clock = Callable[[], float]
 
@@ -214,7 +214,7 @@ class LivePanel:
                 for stage in self._stages:
                     rows.add_row(*self._stage_row(stage, now))
             else:
-                for label, content in self._step_rows(self._progress.latest):
+                for label, content in step_rows(self._progress, self._progress.latest):
                     rows.add_row(label, content)
                 if self._stages[-1:] and self._stages[-1].ended_at is None:
                     rows.add_row("now", f"{self._stages[-1].text}  {duration(now - self._stages[-1].began_at)}")
@@ -229,27 +229,33 @@ class LivePanel:
             return stage.spinner, Text(f"{stage.text}  {duration(now - stage.began_at)}")
         return Text("✓", "green"), Text(f"{stage.text}  {duration(stage.ended_at - stage.began_at)}", "dim")
 
-    def _step_rows(self, report: StepReport) -> Iterator[tuple[str, RenderableType]]:
-        progress = self._progress
-        yield "step", self._bar(report.step)
-        yield "reward", _reward(progress)
-        if progress.evaluations:
-            yield "held out", held_out(progress)
-        yield "lag", f"max {report.lag_max}  mean {report.lag_mean:.2f}   ESS {report.ess:.3f}"
-        yield "tokens/s", f"{progress.mean('gen_tok_s'):,.0f} generated   {progress.mean('train_tok_s'):,.0f} trained"
-        yield "time", "   ".join(f"{name} {percent(share)}" for name, share in progress.waits())
-        if progress.num_dropped:
-            yield "dropped", Text(f"{progress.num_dropped} completions: see metrics.jsonl and events.jsonl", "yellow")
 
-    def _bar(self, step: int) -> Table:
-        total, left = max(1, self._progress.num_steps), self._progress.seconds_left or 0
-        row = Table.grid(padding=(0, 2))
-        bar = ProgressBar(total=total, completed=step, width=BAR_WIDTH)
-        row.add_row(bar, f"{step}/{self._progress.num_steps}", percent(step / total), f"{duration(left)} left")
-        return row
+def step_rows(
+    progress: Progress, report: StepReport, *, width: int = SPARKLINE_WIDTH
+) -> Iterator[tuple[str, RenderableType]]:
+    """The latest step and what led to it, a label and its content each; bars and curves are ``width`` wide."""
+    yield "step", _bar(progress, report.step, width)
+    yield "reward", _reward(progress, width)
+    if progress.evaluations:
+        yield "held out", held_out(progress)
+    yield "lag", f"max {report.lag_max}  mean {report.lag_mean:.2f}   ESS {report.ess:.3f}"
+    yield "tokens/s", f"{progress.mean('gen_tok_s'):,.0f} generated   {progress.mean('train_tok_s'):,.0f} trained"
+    yield "time", "   ".join(f"{name} {percent(share)}" for name, share in progress.waits())
+    if progress.num_dropped:
+        yield "dropped", Text(f"{progress.num_dropped} completions: see metrics.jsonl and events.jsonl", "yellow")
 
 
-def _reward(progress: Progress) -> Text:
-    line = sparkline(progress.rewards, SPARKLINE_WIDTH)
+def _bar(progress: Progress, step: int, width: int) -> Table:
+    total, left = max(1, progress.num_steps), progress.seconds_left or 0
+    row = Table.grid(padding=(0, 2))
+    for _ in range(4):
+        row.add_column(no_wrap=True)
+    bar = ProgressBar(total=total, completed=step, width=width)
+    row.add_row(bar, f"{step}/{progress.num_steps}", percent(step / total), f"{duration(left)} left")
+    return row
+
+
+def _reward(progress: Progress, width: int) -> Text:
+    line = sparkline(progress.rewards, width)
     first, last = progress.rewards[0], progress.rewards[-1]
     return Text.assemble((f"{last:.3f}", "bold"), "  ", (line, "cyan"), f"  {first:.3f} at first")

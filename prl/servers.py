@@ -43,6 +43,11 @@ def address_problem(address: str) -> str | None:
     return None
 
 
+def host_of(address: str) -> str:
+    """The host that an address names."""
+    return urlsplit(address).hostname or ""
+
+
 def same_form(address: str) -> str:
     """An address as it is compared with others."""
     return address.rstrip("/")

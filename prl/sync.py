@@ -11,8 +11,8 @@ Invariants:
   nothing does not pass, unless the trainer's own moved by less than ``STANDS_STILL`` of the tolerance since the last
   proof: old and new weights are then the same as far as can be told.
 - Neither the engines nor the trainer wait for the proof: it is asked for beside what they do next. Nothing comes of
-  weights that fail it, since a step is recorded, and the next version pushed, after the proof of the version before.
-  The first push has its proof before it returns.
+  weights that fail it: a step whose batch has a token of theirs begins, and the next version is pushed, after the
+  proof. The first push has its proof before it returns.
 - Nobody leaves the weight group while a push or a proof is under way: each holds ``lock`` from beginning to end.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 
@@ -32,7 +33,7 @@ from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
-from prl.waits import waiting
+from prl.waits import Wait, current, waiting
 
 STANDS_STILL = 0.1
 """Less than this part of how far the trainer's log-probabilities moved is no movement; less than this part of the
@@ -119,6 +120,8 @@ class WeightSync:
         self._expected: list[float] | None = None
         """The trainer's log-probabilities of the probe, where the push that ended last is not proven yet."""
         self._is_pushed = asyncio.Event()
+        self._proof: Wait | None = None
+        """What a proof under way waits for."""
         self.verify_gap: float | None = None
         """How far the probe's log-probabilities of the worst engine were from the trainer's at the last proof."""
         self.version = -1
@@ -127,7 +130,7 @@ class WeightSync:
 
     async def push(self, version: int) -> PushReport:
         """Make every engine serve the trainer's current weights as ``version``; the version before is proven first."""
-        async with self._lock:
+        async with self._alone(f"weight update to version {version}"):
             await self._prove()
             report = await self._push(version)
             if self._num_pushes == 1:
@@ -138,14 +141,31 @@ class WeightSync:
         """Wait for a push that is not proven."""
         await self._is_pushed.wait()
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether nothing is to be proven of the version that every engine serves."""
+        return self._expected is None
+
     async def prove(self) -> None:
         """Prove the last push, if it is to be verified and has not been.
 
         Raises:
             WeightSyncError: an engine does not serve the trainer's weights.
         """
-        async with self._lock:
+        async with self._alone("the weights"):
+            self._proof = current()
             await self._prove()
+
+    @asynccontextmanager
+    async def _alone(self, who: str) -> AsyncIterator[None]:
+        """Nobody else pushes, proves, joins or leaves meanwhile."""
+        with waiting(who, "the proof of the version before", on=lambda: [self._proof]):
+            await self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._proof = None
+            self._lock.release()
 
     async def _push(self, version: int) -> PushReport:
         if self._under_way is not None:

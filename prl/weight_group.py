@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -21,6 +22,7 @@ import torch.distributed
 from torch import Tensor
 
 from prl.errors import WeightSyncError
+from prl.network import address_towards
 from prl.types import WeightGroup
 
 _dist: Any = torch.distributed
@@ -145,7 +147,10 @@ class Ranks:
 
 
 def _device(address: str) -> Any:
-    """Loopback stays on loopback; any other address leaves the choice to gloo (and GLOO_SOCKET_IFNAME)."""
-    if address in {"127.0.0.1", "localhost", "::1"}:
-        return _dist.ProcessGroupGloo.create_device(hostname=address)
-    return _dist.ProcessGroupGloo.create_default_device()
+    """Gloo listens where this rank is reached from ``address``, unless GLOO_SOCKET_IFNAME names an interface.
+
+    Its own choice would be what this host's name stands for, which other hosts need not reach.
+    """
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
+        return _dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
+    return _dist.ProcessGroupGloo.create_device(hostname=address_towards(address))

@@ -101,7 +101,11 @@ def test_the_defaults_agree_with_each_other() -> None:
         ({"trainer": {"listen": "localhost"}}, ["trainer.listen", "'localhost'", "host:port"]),
         ({"trainer": {"listen": "127.0.0.1:99999"}}, ["trainer.listen", "99999"]),
         ({"trainer": {"listen": "0.0.0.0:0"}}, ["trainer.listen = '0.0.0.0:0'", "PRL_TOKEN"]),
-        ({"trainer": {"launch": "external"}}, ["trainer.launch = 'external'", "PRL_TOKEN"]),
+        (
+            {"trainer": {"launch": "external", "listen": "127.0.0.1:29400"}},
+            ["trainer.launch = 'external'", "PRL_TOKEN"],
+        ),
+        ({"trainer": {"num_ranks": 4, "num_replicas": 3}}, ["num_replicas = 3 does not divide", "num_ranks = 4"]),
         ({"data": {"source": "jsonl"}}, ["data.source = 'jsonl'", "data.path"]),
         (
             {"data": {"path": "x.jsonl"}},
@@ -190,8 +194,14 @@ def test_what_is_unusual_and_possible_passes(changes: dict[str, Any]) -> None:
 
 def test_a_token_in_the_environment_opens_the_trainer_to_others() -> None:
     """With PRL_TOKEN set, listening beyond loopback and external ranks are fine."""
-    for trainer in ({"listen": "0.0.0.0:29400"}, {"launch": "external"}):
+    for trainer in ({"listen": "0.0.0.0:29400"}, {"launch": "external", "listen": "127.0.0.1:29400"}):
         cross_check(config(trainer=trainer), {"PRL_TOKEN": "secret"})
+
+
+def test_external_ranks_are_told_a_port() -> None:
+    """They come back to it after a death, so it cannot be any that is free."""
+    with pytest.raises(ConfigError, match=r"external' needs a port in trainer\.listen, got '0\.0\.0\.0:0'"):
+        cross_check(config(trainer={"launch": "external", "listen": "0.0.0.0:0"}), {"PRL_TOKEN": "secret"})
 
 
 def test_all_conflicts_are_reported_at_once() -> None:

@@ -302,6 +302,14 @@ def test_a_bug_shows_its_traceback(config: Path, capsys: pytest.CaptureFixture[s
     assert summary()["status"] == "failed"
 
 
+def test_output_that_nobody_reads_is_no_bug() -> None:
+    """``prl data CONFIG | head -1`` ends without a traceback."""
+    command = f"{sys.executable} -m prl data {ROOT / 'configs/math.toml'} --num 500 | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout
+    assert done.stderr == ""
+
+
 def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
     """A reward's blocked thread is left behind after a moment; the exit code stays."""
     code = (

@@ -30,6 +30,7 @@ from prl.rollout import Rollout, stream_seed
 from prl.shaping import plain
 from prl.simulation import MANIFEST, CallFault
 from prl.sync import WeightSync
+from prl.trainer.base import TrainReport
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
 from prl.types import Batch, Completion, Group, Prompt, Score, Verdict
 
@@ -232,6 +233,39 @@ def test_sequences_live_through_several_versions() -> None:
             return max(step.report.versions_max for step in await run.steps(12))
 
     assert virtual_time.run(main()) >= 2
+
+
+@pytest.mark.parametrize("max_lag", [0, 2, None])
+def test_nothing_is_trained_on_tokens_of_weights_without_proof(max_lag: int | None) -> None:
+    """A batch with tokens of the version under proof waits for the proof; one that was sampled before it does not."""
+    proven = {0: 0.0}
+    begun: list[tuple[float, int, int]] = []
+
+    class Noting(SimulatedTrainer):
+        async def train(self, batch: Batch) -> TrainReport:
+            newest = max(max(sample.versions) for sample in batch.samples)
+            begun.append((asyncio.get_running_loop().time(), newest, batch.step))
+            return await super().train(batch)
+
+    async def main() -> None:
+        slow = tuple(CallFault(call="score", kind="delay", nth=nth, delay_s=3.0) for nth in range(1, 20))
+        trainer = Noting(step_s=0.2)
+        async with controller_over(max_lag=max_lag, script=Script(calls=slow), trainer=trainer) as run:
+            sync = run.controller._sync
+            prove = sync._prove
+
+            async def noted() -> None:
+                await prove()
+                proven.setdefault(sync.version, asyncio.get_running_loop().time())
+
+            sync._prove = noted
+            await run.steps(8)
+
+    virtual_time.run(main())
+    assert len(begun) == 8
+    assert all(proven[newest] <= at for at, newest, _ in begun)
+    early = [step for at, _, step in begun if at < proven[step]]
+    assert bool(early) == (max_lag != 0), "the trainer learns beside the proof of the version it made last"
 
 
 def test_prompts_are_trained_once_and_in_order() -> None:

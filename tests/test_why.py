@@ -140,7 +140,7 @@ CHAINS = {
         {"engine": Script(calls=(call("score", 1),))},
         {},
         "verification",
-        "the step: the weights are proven <- prove <- the proof of version 1 <- .*verification <- engine-0: score",
+        "weight update to version 2: the proof of the version before <- .*proof of version 1 <- .* <- engine-0",
     ),
     "an evaluation": (
         {},

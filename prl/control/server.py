@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prl.check_control import CONTROL_TOKEN, METRICS_TOKEN, is_loopback
+from prl.check_control import CONTROL_TOKEN, METRICS_TOKEN
 from prl.config_control import ControlConfig
 from prl.control import address as control_file
 from prl.control.guard import Guard
@@ -29,6 +29,7 @@ from prl.control.prometheus import PATH as METRICS_PATH
 from prl.control.route import Route
 from prl.errors import ConfigError
 from prl.log import get_logger
+from prl.network import is_loopback
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -5,8 +5,8 @@ Invariants, besides those of ``base.py``:
 - The server is *claimed* when it is opened: the weight versions that it names from then on begin with a word of this
   engine's. Another word means that it was started again, or that another run has taken it: its weights are not this
   run's, and the engine is dead. Its tokens cannot be taken for ours.
-- At most ``engine.max_num_seqs`` requests are with the server; the others wait here, in order, none is handed over while
-  it stands still. Each is salted with the claim and the number of the load whose weights will serve it; one that has
+- At most ``engine.max_num_seqs`` requests are with the server; the others wait here, in order; none is handed over
+  while it stands still. Each is salted with the claim and the number of the load whose weights will serve it; one that has
   sampled nothing when a load completes is submitted again.
 - A server that cannot be reached, does not answer in time, or gives no token for ``engine.token_timeout_s`` though it
   should, is given up, not killed: it is not ours. When its seat opens it again it is claimed anew, and serves once it
@@ -62,11 +62,6 @@ class ServerEngine:
         self._going, self._ended = asyncio.Event(), asyncio.Event()
         self._is_open = self._paused = False
         self._reason: str | None = None
-
-    @property
-    def host(self) -> str:
-        """The host that the weight group must be reached from."""
-        return self._link.host
 
     # Life ---------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ import contextlib
 import os
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -152,11 +151,6 @@ class ServerLink:
                         last = f"it says {error.status}"
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, _BACK_OFF_S[1])
-
-    @property
-    def host(self) -> str:
-        """The host of the address."""
-        return urlsplit(self.url).hostname or ""
 
     @contextlib.contextmanager
     def _away_if_broken(self) -> Any:

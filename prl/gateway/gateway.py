@@ -18,12 +18,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from prl.check_control import is_loopback
 from prl.config_environment import GatewayConfig
 from prl.control.guard import Names
 from prl.environments.session import Address, Session
 from prl.errors import ConfigError
 from prl.log import get_logger
+from prl.network import is_loopback
 
 if TYPE_CHECKING:
     from aiohttp import web

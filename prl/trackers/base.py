@@ -125,9 +125,13 @@ def _given(config: TrackerConfig) -> dict[str, Any]:
 
 
 def labels_of(trackers: list[TrackerConfig]) -> list[str]:
-    """What each is called in files and messages: its name, numbered where several have the same."""
+    """What each is called in files and messages: its name, with a number from the second of a name on.
+
+    So one that is added before a run is resumed takes no other's curves.
+    """
     plain = ["".join(c if c.isalnum() else "-" for c in tracker.name) for tracker in trackers]
-    return [name if plain.count(name) == 1 else f"{name}-{plain[:at].count(name)}" for at, name in enumerate(plain)]
+    before = [plain[:at].count(name) for at, name in enumerate(plain)]
+    return [f"{name}-{count + 1}" if count else name for name, count in zip(plain, before, strict=True)]
 
 
 def _flat(tree: Any, path: tuple[str, ...]) -> Any:

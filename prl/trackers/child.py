@@ -28,10 +28,10 @@ from prl.hidden import cleared, secrets_of
 from prl.process import die_with_parent
 from prl.run_folder import EVALUATIONS
 from prl.settings import load_config
+from prl.tail import Tail
 from prl.trackers import state as state_file
 from prl.trackers.base import TrackedRun, Tracker, labels_of, make_tracker
 from prl.trackers.names import curves_of_evaluation, curves_of_step
-from prl.trackers.tail import Tail
 
 POLL_S = 0.5
 MAX_TRIES = 5

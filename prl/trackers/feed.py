@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from prl.config import Config
@@ -51,7 +52,10 @@ class Feed:
         while self._fed:
             await asyncio.sleep(LOOK_EVERY_S)
             for fed in self._fed:
-                await fed.look()
+                try:
+                    await fed.look()
+                except Exception:
+                    log.exception("a tracker could not be looked at; this is a bug, and no failure of the run")
 
     async def close(self, num_steps: int) -> None:
         """Wait for the processes, in bounded time, and say what of ``num_steps`` steps they could not send."""
@@ -131,15 +135,15 @@ class _Fed:
         self._is_troubled = True
 
     async def close(self, num_steps: int) -> None:
-        child, limit_s = self._child, self._config.close_timeout_s
-        if child is None:
+        limit_s, has_end = self._config.close_timeout_s, (self._run_dir / "summary.json").exists()
+        if has_end and self._restart_at is not None:
+            await self.start(self._part, self._first_step)  # the last chance
+        if (child := self._child) is None:
             return
-        if (self._run_dir / "summary.json").exists() and self._restart_at is None:
-            try:
+        if has_end:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await child.ended()
-            except TimeoutError:
-                pass
         await child.stop(0)
         self.state = await asyncio.to_thread(state_file.read, self._run_dir, self.label)
         num_unsent = max(0, num_steps - max(0, self.state.sent.get("metrics.jsonl", 0)))

@@ -6,6 +6,7 @@ MLflow cannot take back what it got: of steps that are done again the values tha
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from prl.trackers.names import curves_of_summary
 
 FOLDER = "mlruns"
 _PARAMS_PER_CALL = 100
+_NO_NAME = re.compile(r"[^\w\-./ ]")
 _ENDS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
@@ -49,7 +51,7 @@ class MLflow:
             self._client.update_run(self._id, status="RUNNING")
         else:
             self._id = self._client.create_run(self._experiment_id(), run_name=run.name, tags=self._tags).info.run_id
-            params = [Param(key, str(value)) for key, value in run.hyperparameters.items()]
+            params = [Param(_name(key), str(value)) for key, value in run.hyperparameters.items()]
             for at in range(0, len(params), _PARAMS_PER_CALL):
                 self._client.log_batch(self._id, params=params[at : at + _PARAMS_PER_CALL])
         self._last_step = max(0, run.sent_step)
@@ -58,7 +60,7 @@ class MLflow:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """One call for all curves of the step."""
         now_ms = int(1000 * time.time())
-        metrics = [self._metric(key, value, now_ms, step) for key, value in values.items()]
+        metrics = [self._metric(_name(key), value, now_ms, step) for key, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)
         self._last_step = max(self._last_step, step)
 
@@ -75,3 +77,8 @@ class MLflow:
     def _experiment_id(self) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
         return str(found.experiment_id if found else self._client.create_experiment(self._experiment))
+
+
+def _name(key: str) -> str:
+    """``key`` with the characters alone that MLflow takes."""
+    return _NO_NAME.sub("_", key)

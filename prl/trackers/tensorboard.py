@@ -25,7 +25,8 @@ class TensorBoard:
     """``name = "tensorboard"``.
 
     Options:
-        dir: where the event files go; absent, ``tensorboard/`` in the run folder.
+        dir: a folder for several runs, where this one has a folder of its own, by the name of its run folder; absent,
+            ``tensorboard/`` in the run folder.
     """
 
     def __init__(self, *, dir: str | None = None) -> None:  # noqa: A002 -- the name of the option
@@ -37,7 +38,7 @@ class TensorBoard:
         """Begin a file; the configuration is in it as text and as a row of the HParams tab."""
         from prl.trackers.event_file import EventFile  # noqa: PLC0415 -- only where it is chosen
 
-        folder = Path(self._given) if self._given else run.run_dir / DIR
+        folder = Path(self._given) / run.run_dir.absolute().name if self._given else run.run_dir / DIR
         self._file = EventFile(folder)
         if run.id:
             self._file.forget_from(run.first_step + 1)

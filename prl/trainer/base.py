@@ -65,6 +65,10 @@ class Trainer(Protocol):
         """Start (or accept) every rank, load the model or the checkpoint, and be ready."""
         ...
 
+    async def meeting(self, hosts: list[str]) -> tuple[str, int]:
+        """An address and port of rank 0's host that ``hosts`` and the controller reach, for a weight group."""
+        ...
+
     async def connect(self, group: WeightGroup) -> None:
         """Open the sending side (rank 0) of the weight group; returns when every engine worker has joined."""
         ...

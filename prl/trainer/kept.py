@@ -75,6 +75,10 @@ class KeptTrainer:
         """Start the first one."""
         return await self._trainer.open()
 
+    async def meeting(self, hosts: list[str]) -> tuple[str, int]:
+        """Where a weight group can meet. A death here is not mended here: an update is under way."""
+        return await self._once(lambda trainer: trainer.meeting(hosts))
+
     async def connect(self, group: WeightGroup) -> None:
         """Open the sending side of the weight group. A death here is not mended here: the engines have to join too."""
         await self._once(lambda trainer: trainer.connect(group))

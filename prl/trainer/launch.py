@@ -15,7 +15,9 @@ import os
 import re
 import secrets
 import signal
+import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from prl.config import Config
@@ -25,7 +27,11 @@ from prl.process import tail
 
 ADDRESS = "PRL_TRAINER_ADDRESS"
 LOGS = "PRL_TRAINER_LOGS"
+WAIT = "PRL_TRAINER_WAIT_S"
+"""How long a rank tries to reach the controller, which may still read its data, or wait for other ranks to be gone."""
+DEFAULT_WAIT_S = 1800.0
 TOKEN = "PRL_TOKEN"  # noqa: S105 -- the name of a variable
+EVERY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 -- to tell them apart, not to listen
 _WORKER = "prl.trainer.worker"
 _REPORT = re.compile(r"^.*torch/distributed/elastic/.* failed \(exitcode: (-?\d+)\).*\(pid: (\d+)\)", re.MULTILINE)
 _NUM_LINES = 100
@@ -78,6 +84,7 @@ def environment(config: Config, address: str, token: str, logs: Path) -> dict[st
         ADDRESS: address,
         TOKEN: token,
         LOGS: str(logs.absolute()),
+        WAIT: "0",  # the controller listens already
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
         **_own_gpus(config),
@@ -96,8 +103,28 @@ def _own_gpus(config: Config) -> dict[str, str]:
 
 
 def by_hand(config: Config, address: str) -> str:
-    """The command that a person runs for ``trainer.launch = "external"``; add torchrun's own options for many hosts."""
-    return f"{ADDRESS}={address} {TOKEN}=... torchrun --nproc-per-node {config.trainer.num_ranks} -m {_WORKER}"
+    """The command that a person runs for ``trainer.launch = "external"``, of one host or of each of several."""
+    host, port = split_address(address)
+    shown = f"{socket.gethostname() if host in EVERY_ADDRESS else host}:{port}"
+    num_ranks, num_hosts = config.trainer.num_ranks, config.trainer.num_replicas
+    hosts = ["--nproc-per-node", str(num_ranks)]
+    if num_hosts > 1:
+        hosts = ["--nnodes", str(num_hosts), "--nproc-per-node", str(num_ranks // num_hosts)]
+        hosts += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "FIRST_HOST:29500"]
+    return f"{ADDRESS}={shown} {TOKEN}=... torchrun {' '.join(hosts)} -m {_WORKER}"
+
+
+def named(ranks: Sequence[int]) -> str:
+    """``rank 3``, or ``ranks 0, 4-7`` with runs of three or more drawn together; ascending."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    shortest = 3
+    parts = [f"{run[0]}-{run[-1]}" if len(run) >= shortest else ", ".join(map(str, run)) for run in runs]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(parts)}"
 
 
 def how_it_ended(log: Path, pid: int) -> str | None:

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 from torch.distributed.tensor import DTensor
 
 from prl.config import Config
@@ -34,6 +35,7 @@ from prl.trainer import checkpoint, lora, questioned, shards
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.export import export
 from prl.trainer.loss import Loss, LossTerms
+from prl.trainer.mesh import counts
 from prl.trainer.microbatch import MicroBatch, pack
 from prl.trainer.model import check_policy, load_policy, parameters_of
 from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tensors
@@ -59,6 +61,7 @@ class Learner:
             dtype,
             activation_checkpointing=config.trainer.activation_checkpointing,
             adapter=config.lora,
+            num_replicas=config.trainer.num_replicas,
         )
         self.parameters = parameters_of(self.policy)
         self._loss = Loss(config)
@@ -142,7 +145,7 @@ class Learner:
         policy = self.policy
         if dtype not in {None, self._config.trainer.dtype}:
             other = getattr(torch, dtype or "")
-            policy = questioned.twin_of(policy, self._model, self._device, other, self._config.lora)
+            policy = questioned.twin_of(policy, self._model, self._device, other, self._config)
         return questioned.rescored(policy, sequences, temperature, self._device)
 
     def nudge(self, names: list[str], scale: float) -> None:
@@ -188,7 +191,7 @@ class Learner:
             return None
         if self.policy.adapters:
             return partial(self.policy.score, base=True)
-        reference = load_policy(self._model, self._device, dtype)
+        reference = load_policy(self._model, self._device, dtype, num_replicas=self._config.trainer.num_replicas)
         reference.requires_grad_(requires_grad=False)
         return reference.score
 
@@ -214,9 +217,9 @@ class Learner:
         return [grad.to_local() if isinstance(grad, DTensor) else grad for grad in given if grad is not None]
 
     def _gradient_square(self) -> Tensor:
-        return torch.stack(
-            [torch.linalg.vector_norm(grad, dtype=torch.float64) ** 2 for grad in self._gradients()]
-        ).sum()
+        """This rank's part of the squared norm of the whole gradient."""
+        squares = [torch.linalg.vector_norm(grad, dtype=torch.float64) ** 2 for grad in self._gradients()]
+        return counts(next(iter(self.parameters.values()))) * torch.stack(squares).sum()
 
     def _apply(self, lr: float, norm: float) -> None:
         scale = min(1.0, self._config.trainer.grad_clip / (norm + 1e-6))
@@ -249,14 +252,21 @@ class Learner:
         return step
 
 
-def join_ranks(config: Config, local_rank: int) -> torch.device:
-    """Join torchrun's process group, gloo on a CPU and nccl on CUDA; returns where this rank computes."""
+def join_ranks(config: Config, local_rank: int, start: str) -> torch.device:
+    """Join the other ranks where torchrun says, gloo on a CPU and nccl on CUDA; returns where this rank computes.
+
+    What they tell one another there is under ``start``, a word that is new each time the ranks are started: torchrun
+    keeps the store when it starts them again, and with it the addresses of those that died.
+    """
     cuda = config.trainer.device == "cuda" or (config.trainer.device == "auto" and torch.cuda.is_available())
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     timeout = timedelta(seconds=max(config.trainer.step_timeout_s, config.trainer.start_timeout_s))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+    words = dist.PrefixStore(start, store)  # type: ignore[attr-defined]
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=words, rank=rank, world_size=world_size, timeout=timeout)
     return device
 
 

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from prl.adapters import merge, names_of
 from prl.config_lora import LoraConfig
 from prl.errors import CheckpointError, MissingExtraError, TrainerError
+from prl.trainer.mesh import counts
 from prl.trainer.publish import Computed
 
 _NAME = "default"
@@ -140,9 +141,8 @@ def base_bits(tensors: Mapping[str, Tensor]) -> Tensor:
     sums = []
     for tensor in tensors.values():
         local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-        share = 1 if isinstance(tensor, DTensor) or dist.get_rank() == 0 else 0
         whole = local.contiguous().reshape(-1).view(torch.int16 if local.element_size() % 2 == 0 else torch.uint8)
-        sums.append(share * whole.sum(dtype=torch.int64))
+        sums.append(counts(tensor) * whole.sum(dtype=torch.int64))
     bits = torch.stack(sums)
     dist.all_reduce(bits)
     return bits

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -37,6 +37,7 @@ from torch.utils.checkpoint import checkpoint
 from prl.config_lora import LoraConfig
 from prl.errors import TrainerError
 from prl.trainer import lora
+from prl.trainer.mesh import make_mesh
 from prl.trainer.microbatch import MicroBatch, pack, scored
 
 MAX_LOGITS = 1 << 25
@@ -125,8 +126,11 @@ def load_policy(
     *,
     activation_checkpointing: bool = False,
     adapter: LoraConfig | None = None,
+    num_replicas: int = 1,
 ) -> Policy:
     """Load ``model`` (a folder or hub name) and shard it over all ranks of the default process group.
+
+    With ``num_replicas`` > 1 it is sharded so many times, each time over that share of the ranks (``mesh.py``).
 
     Rank 0 reads the files; the others allocate memory that they never touch, and get their shards from rank 0.
 
@@ -140,7 +144,8 @@ def load_policy(
     if adapter is not None and adapter.rank:
         lora.inject(lm, adapter, model, dtype)
     policy = Policy(lm.eval())
-    _shard(policy, device, dtype, activation_checkpointing=activation_checkpointing)
+    mesh = make_mesh(device.type, num_replicas)
+    _shard(policy, mesh, device, dtype, activation_checkpointing=activation_checkpointing)
     persistent = lm.state_dict().keys()
     policy.adapters = lora.adapters_of(lm)
     parameters = {lora.base_name(name): tensor for name, tensor in lm.named_parameters() if ".lora_" not in name}
@@ -217,14 +222,15 @@ def _allocate(model: str, attention: str) -> Any:
     return lm
 
 
-def _shard(policy: Policy, device: torch.device, dtype: torch.dtype, *, activation_checkpointing: bool) -> None:
+def _shard(
+    policy: Policy, mesh: DeviceMesh, device: torch.device, dtype: torch.dtype, *, activation_checkpointing: bool
+) -> None:
     lm = policy.lm
     kinds = set(lm._no_split_modules or ())  # noqa: SLF001 -- transformers' own list of what sharding must keep whole
     blocks = [module for module in lm.base_model.modules() if type(module).__name__ in kinds]
     if not blocks:
         raise TrainerError(f"{type(lm).__name__} names no decoder blocks (_no_split_modules), so it cannot be sharded")
     full = {name: parameter.detach() for name, parameter in lm.named_parameters()}  # stays where it is: on the host
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for block in blocks:
         if activation_checkpointing:

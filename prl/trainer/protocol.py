@@ -18,6 +18,7 @@ import msgspec
 
 from prl.config import Config
 from prl.trainer.base import TrainerReady, TrainReport
+from prl.trainer.shared_folder import Witness
 from prl.types import Sample, WeightGroup, WeightUpdate
 
 BEAT_S = 5.0
@@ -35,6 +36,8 @@ class Hello(_Message, frozen=True, kw_only=True):
     pid: int
     token: str
     """The run's secret: proof that this rank was started for this run."""
+    host: str = ""
+    """Where it runs, for people."""
 
 
 class Beat(_Message, frozen=True, kw_only=True):
@@ -73,6 +76,13 @@ class Done(_Message, frozen=True, kw_only=True):
     """The command is carried out and has no result."""
 
 
+class Meeting(_Message, frozen=True, kw_only=True):
+    """Where this rank could host a weight group; the controller takes rank 0's."""
+
+    address: str
+    port: int
+
+
 class Failed(_Message, frozen=True, kw_only=True):
     """The command failed on this rank."""
 
@@ -88,12 +98,22 @@ class Setup(_Message, frozen=True, kw_only=True):
     config: Config
     model: str
     resume: str | None
+    start: str = ""
+    """A word that is new at each start, for what the ranks tell one another while they meet."""
+    witness: Witness | None = None
+    """What a rank must find before it loads, where ranks may run on other hosts than the controller."""
 
 
 class Refused(_Message, frozen=True, kw_only=True):
     """The ``Hello`` was not accepted; leave."""
 
     reason: str
+
+
+class Meet(_Message, frozen=True, kw_only=True):
+    """Say where ``hosts``, the controller's besides, could meet this rank."""
+
+    hosts: list[str]
 
 
 class Connect(_Message, frozen=True, kw_only=True):
@@ -158,7 +178,7 @@ class Shutdown(_Message, frozen=True, kw_only=True):
     """Leave with exit code 0. There is no reply."""
 
 
-Command = Connect | Train | Publish | Score | Rescore | Nudge | Save | Export
+Command = Meet | Connect | Train | Publish | Score | Rescore | Nudge | Save | Export
 FromController = Setup | Refused | Command | Shutdown
-Reply = Ready | Trained | Scored | Rescored | Done | Failed
+Reply = Ready | Trained | Scored | Rescored | Meeting | Done | Failed
 FromRank = Hello | Beat | Reply

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from prl.config_lora import LoraConfig
+from prl.config import Config
 from prl.trainer import lora
 from prl.trainer.microbatch import pack, scored
 from prl.trainer.model import Policy, load_policy
@@ -31,9 +31,9 @@ def rescored(
 
 
 @torch.no_grad()
-def twin_of(policy: Policy, model: str, device: torch.device, dtype: torch.dtype, adapter: LoraConfig) -> Policy:
+def twin_of(policy: Policy, model: str, device: torch.device, dtype: torch.dtype, config: Config) -> Policy:
     """The weights of ``policy`` once more, to compute in ``dtype``; ``model`` is where their shapes are read."""
-    twin = load_policy(model, device, dtype, adapter=adapter)
+    twin = load_policy(model, device, dtype, adapter=config.lora, num_replicas=config.trainer.num_replicas)
     copies = {**twin.tensors, **lora.halves(twin.adapters)}
     for name, tensor in {**policy.tensors, **lora.halves(policy.adapters)}.items():
         _local(copies[name]).copy_(_local(tensor))

@@ -8,6 +8,7 @@ Invariants:
   peers soon fail or are ended by torchrun, so the *first* end is the cause that is reported.
 - A rank that failed in a command is told apart from one that died. After either, the rest get ``SETTLE_S`` to say what
   they know, so that a dead rank is named rather than the peer that noticed.
+- A rank that leaves before all are there is missing again, so its launcher may send another in its place.
 - A rank that gives no sign of life is dropped like one that died, while a command waits for it or not.
 - Failures travel as values; no task group here closes on an exception of a child.
 """
@@ -47,6 +48,7 @@ class RankFailure(NamedTuple):
 
 class _Connection(NamedTuple):
     pid: int
+    host: str
     channel: Channel[protocol.FromRank]
     stream: _Stream
 
@@ -95,9 +97,20 @@ class Ranks:
         """Ranks that have not introduced themselves."""
         return [rank for rank in range(self.num_ranks) if rank not in self._connections]
 
+    def present(self) -> dict[str, list[int]]:
+        """Ranks that have introduced themselves, by the host that they are on."""
+        found: dict[str, list[int]] = {}
+        for rank, connection in sorted(self._connections.items()):
+            found.setdefault(connection.host, []).append(rank)
+        return found
+
     def pid(self, rank: int) -> int:
         """The process id that the rank told."""
         return self._connections[rank].pid
+
+    def host(self, rank: int) -> str:
+        """The host that the rank told."""
+        return self._connections[rank].host
 
     async def ask(
         self, commands: Sequence[protocol.Setup | protocol.Command], what: str = "a command"
@@ -140,7 +153,7 @@ class Ranks:
             for rank, connection in self._connections.items():
                 if clock() - connection.stream.heard_at > timeout_s and rank not in self.ends:
                     self.hung.add(rank)
-                    self._end(rank)
+                    self._end(rank, connection.stream)
                     connection.channel.close()
 
     def close(self) -> None:
@@ -219,7 +232,8 @@ class Ranks:
             return f"the first message must be Hello, not {type(hello).__name__}"
         if not hmac.compare_digest(hello.token.encode(), self.token.encode()):
             return "wrong token: PRL_TOKEN must be the controller's"
-        claim = f"rank {hello.rank} (pid {hello.pid}) of {hello.world_size}"
+        where = f" on {hello.host}" if hello.host else ""
+        claim = f"rank {hello.rank} (pid {hello.pid}{where}) of {hello.world_size}"
         if hello.world_size != self.num_ranks:
             self._refusal = f"{claim} came, but trainer.num_ranks = {self.num_ranks}; start torchrun with as many"
         elif not 0 <= hello.rank < self.num_ranks:
@@ -231,13 +245,19 @@ class Ranks:
         return self._refusal
 
     def _welcome(self, hello: protocol.Hello, channel: Channel[protocol.FromRank], stream: _Stream) -> None:
-        self._connections[hello.rank] = _Connection(hello.pid, channel, stream)
-        stream.call_at_end(lambda: self._end(hello.rank))
+        self._connections[hello.rank] = _Connection(hello.pid, hello.host, channel, stream)
+        stream.call_at_end(lambda: self._end(hello.rank, stream))
         if not self.missing():
             self._gathered.set()
 
-    def _end(self, rank: int) -> None:
-        if rank not in self.ends:
+    def _end(self, rank: int, stream: _Stream) -> None:
+        connection = self._connections.get(rank)
+        if connection is None or connection.stream is not stream:
+            return  # another came in its place
+        if not self._gathered.is_set():
+            del self._connections[rank]
+            connection.channel.close()
+        elif rank not in self.ends:
             self.ends.append(rank)
             self.any_ended.set()
             if len(self.ends) == self.num_ranks:

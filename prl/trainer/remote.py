@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,20 +25,19 @@ import msgspec
 from prl.config import Config
 from prl.deadlines import awake_timeout
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
-from prl.log import get_logger
 from prl.process import Child, tail
 from prl.trainer import launch, protocol
 from prl.trainer.base import TrainerReady, TrainReport
+from prl.trainer.external import gather_external
 from prl.trainer.ranks import RankFailure, Ranks
+from prl.trainer.shared_folder import witness
 from prl.types import Batch, WeightGroup, WeightUpdate
 from prl.waits import waiting
 
-R = TypeVar("R", protocol.Ready, protocol.Trained, protocol.Scored, protocol.Rescored, protocol.Done)
+R = TypeVar("R", protocol.Ready, protocol.Trained, protocol.Scored, protocol.Rescored, protocol.Meeting, protocol.Done)
 
 _GRACE_S = 5.0
 _REPORT_S = 2.0
-
-_log = get_logger(__name__)
 
 
 class FsdpTrainer:
@@ -54,6 +54,7 @@ class FsdpTrainer:
         self._config, self._model, self._resume = config, model, resume
         self._logs = run_dir / "logs"
         self._torchrun_log = self._logs / "trainer.log"
+        self._is_external = config.trainer.launch == "external"
         self._address = launch.split_address(config.trainer.listen)
         self._ranks = Ranks(config.trainer.num_ranks, launch.make_token(config))
         self._child: Child | None = None
@@ -66,21 +67,15 @@ class FsdpTrainer:
 
     async def open(self) -> TrainerReady:
         """Start the ranks, or wait for those started by hand, and load the model."""
-        setup = protocol.Setup(
-            config=self._config,
-            model=self._model,
-            resume=None if self._resume is None else str(self._resume.absolute()),
-        )
-        timeout_s = self._config.trainer.start_timeout_s
-        deadline = asyncio.get_running_loop().time() + timeout_s
+        clock = asyncio.get_running_loop().time
+        began_at = clock()
         try:
-            address = self._ranks.listen(*self._address)
-            with waiting("the trainer", self._missing, limit_s=timeout_s):
-                await self._gather(address, timeout_s)
-            left_s = deadline - asyncio.get_running_loop().time()
-            replies = await self._ask(
-                "start", protocol.Ready, [setup] * self._ranks.num_ranks, left_s, "start_timeout_s"
-            )
+            if self._is_external:
+                await gather_external(self._ranks, self._config, self._ranks.listen(*self._address))
+                began_at = clock()
+            else:
+                await self._start_ranks(self._ranks.listen(*self._address))
+            replies = await self._load(self._config.trainer.start_timeout_s - (clock() - began_at))
         except BaseException:
             await self.close()
             raise
@@ -89,6 +84,11 @@ class FsdpTrainer:
             await self.close()
             raise TrainerError("the trainer's ranks loaded different models or checkpoints; give all the same files")
         return msgspec.structs.replace(ready[0], memory_bytes=sum(each.memory_bytes for each in ready))
+
+    async def meeting(self, hosts: list[str]) -> tuple[str, int]:
+        """Where rank 0 and ``hosts`` can meet. Raises WeightSyncError: there is no way from one to the other."""
+        replies = await self._transfer("meet", protocol.Meeting, protocol.Meet(hosts=hosts))
+        return replies[0].address, replies[0].port
 
     async def connect(self, group: WeightGroup) -> None:
         """Open the sending side of the weight group; returns when every engine worker has joined."""
@@ -173,41 +173,56 @@ class FsdpTrainer:
             if self._child is not None:
                 await self._child.stop(_GRACE_S if healthy else 0.0)
 
-    async def _gather(self, address: str, timeout_s: float) -> None:
-        """Get every rank to connect."""
+    async def _load(self, timeout_s: float) -> list[protocol.Ready]:
+        """Let every rank load the model; those on other hosts must see the run folder first."""
+        is_there = contextlib.nullcontext() if not self._is_external else witness(self._logs.parent)
+        with is_there as seen:
+            setup = protocol.Setup(
+                config=self._config,
+                model=await asyncio.to_thread(_model_path, self._model),
+                resume=None if self._resume is None else _path(self._resume),
+                start=secrets.token_hex(8),
+                witness=seen,
+            )
+            return await self._ask(
+                "start", protocol.Ready, [setup] * self._ranks.num_ranks, timeout_s, "trainer.start_timeout_s"
+            )
+
+    async def _start_ranks(self, address: str) -> None:
+        """Start torchrun and get every rank to connect."""
         trainer = self._config.trainer
+        timeout_s = trainer.start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                if trainer.launch == "torchrun":
+                with waiting("the trainer", self._missing, limit_s=timeout_s):
                     command = launch.torchrun_command(trainer.num_ranks)
                     environment = await asyncio.to_thread(
                         launch.environment, self._config, address, self._ranks.token, self._logs
                     )
                     self._child = await Child.start("the trainer", command, self._torchrun_log, environment)
                     problem = await _first(self._ranks.gather(), self._child.ended())
-                else:
-                    _log.warning("waiting for the trainer's ranks", command=launch.by_hand(self._config, address))
-                    problem = await self._ranks.gather()
         except TimeoutError:
-            missing = ", ".join(map(str, self._ranks.missing()))
             raise TrainerError(
-                f"trainer ranks {missing} of {trainer.num_ranks} did not connect to {address} within"
-                f" trainer.start_timeout_s = {timeout_s:g} s{self._last_lines()}"
+                f"trainer {self._missing()} within trainer.start_timeout_s = {timeout_s:g} s{self._last_lines()}"
             ) from None
         if problem is not None:
             raise TrainerError(f"the trainer did not start: {problem}")
 
     def _missing(self) -> str:
-        return f"ranks {', '.join(map(str, self._ranks.missing()))} have not connected"
+        return f"{launch.named(self._ranks.missing())} of {self._ranks.num_ranks} did not connect"
 
     async def _sync(self, what: str, command: protocol.Command) -> None:
+        """A command of the weight transfer that has no result."""
+        await self._transfer(what, protocol.Done, command)
+
+    async def _transfer(self, what: str, kind: type[R], command: protocol.Command) -> list[R]:
         """A command of the weight transfer: its failures are WeightSyncErrors that name this side.
 
         A failure that every rank answered leaves the trainer as it was: an engine may be the cause.
         """
         timeout_s = self._config.weights.timeout_s
         try:
-            await self._ask(what, protocol.Done, self._to_all(command), timeout_s, "weights.timeout_s")
+            return await self._ask(what, kind, self._to_all(command), timeout_s, "weights.timeout_s")
         except TrainerError as error:
             raise WeightSyncError(f"the trainer's side failed: {error}") from error
 
@@ -246,7 +261,7 @@ class FsdpTrainer:
             ) from None
         if isinstance(outcome, RankFailure):
             described = await self._describe(outcome, self._under_way)
-            if outcome.in_step and isinstance(commands[0], protocol.Connect | protocol.Publish):
+            if outcome.in_step and isinstance(commands[0], protocol.Meet | protocol.Connect | protocol.Publish):
                 self._under_way = None
             error = TrainerDeadError if outcome.failed is None else TrainerError
             raise error(described)
@@ -273,7 +288,8 @@ class FsdpTrainer:
 
     async def _describe(self, failure: RankFailure, when: str) -> str:
         """One paragraph about a rank that failed or died."""
-        name = f"trainer rank {failure.rank} (pid {self._ranks.pid(failure.rank)})"
+        where = f" on {self._ranks.host(failure.rank)}" if self._is_external and self._ranks.host(failure.rank) else ""
+        name = f"trainer rank {failure.rank} (pid {self._ranks.pid(failure.rank)}{where})"
         if failure.failed is not None:
             details = f"\n{failure.failed.traceback}" if failure.failed.traceback else ""
             return f"{name} failed {when}: {failure.failed.error}{details}"
@@ -304,6 +320,11 @@ async def _first(one: Any, other: Any) -> Any:
         for task in tasks:
             task.cancel()
     return done.pop().result()
+
+
+def _model_path(model: str) -> str:
+    """The same for the model, unless it is a name on the hub."""
+    return _path(Path(model)) if Path(model).is_dir() else model
 
 
 def _path(folder: Path) -> str:

@@ -21,6 +21,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from prl.errors import CheckpointError, TrainerDeadError, TrainerError
+from prl.network import LOOPBACK
+from prl.process import free_port
 from prl.simulation import CHECKPOINT, MANIFEST, CallFault, CallFaults, Meeting, learn, sequence_logprobs
 from prl.trainer import checkpoint
 from prl.trainer.base import TrainerReady, TrainReport
@@ -87,6 +89,11 @@ class SimulatedTrainer:
         return TrainerReady(
             step=self.step, manifest=MANIFEST, state=state, num_parameters=len(self.weights), memory_bytes=0
         )
+
+    async def meeting(self, hosts: list[str]) -> tuple[str, int]:  # noqa: ARG002 -- all are in this process
+        """Any place: simulated groups meet by its name."""
+        self._check_alive()
+        return LOOPBACK, free_port(LOOPBACK)
 
     async def connect(self, group: WeightGroup) -> None:
         """Join the weight group as rank 0; returns when every engine has."""

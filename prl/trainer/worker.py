@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import math
 import os
 import select
 import socket
@@ -24,23 +25,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prl import stacks
-from prl.errors import PrlError
-from prl.process import die_with_parent
-from prl.trainer import launch, protocol
+from prl.errors import PrlError, TrainerError
+from prl.models import BUILTIN_PREFIX, resolve_model
+from prl.network import interface_of, is_loopback, meeting_address
+from prl.process import die_with_parent, free_port
+from prl.trainer import launch, protocol, shared_folder
 from prl.wire import BlockingChannel
 
 if TYPE_CHECKING:
     from prl.trainer.learner import Learner
 
 _CONNECT_TIMEOUT_S = 30.0
+_RETRY_S = 0.5
+_SAY_S = 30.0
 _WATCH_INTERVAL_S = 0.5
 _NUM_FRAMES = 5
 
 
 class _Rank:
-    """What this rank has: nothing yet, or its model."""
+    """What this rank has: the way to the controller, and later its model."""
 
-    learner: Learner | None = None
+    def __init__(self, connection: socket.socket) -> None:
+        self.controller: str = connection.getpeername()[0]
+        self.learner: Learner | None = None
 
     def doing(self) -> str:
         """How far it is, for the next sign of life."""
@@ -61,18 +68,23 @@ def main() -> int:
     if logs := os.environ.get(launch.LOGS):
         _log_to(launch.rank_log(Path(logs), rank))
     try:
-        connection = socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
+        connection = _reach(host, port, float(os.environ.get(launch.WAIT, launch.DEFAULT_WAIT_S)))
     except OSError as error:
         print(f"no controller at {host}:{port} ({launch.ADDRESS}): {error}", file=sys.stderr)  # noqa: T201 -- the log
         return 2
     connection.settimeout(None)
+    _choose_interface(connection)
     threading.Thread(target=_leave_at_end_of, args=(connection,), name="prl-controller-watch", daemon=True).start()
     channel = BlockingChannel[protocol.FromController](connection, protocol.FromController)
     with contextlib.closing(channel), contextlib.suppress(ConnectionError):
-        channel.send(protocol.Hello(rank=rank, world_size=world_size, pid=os.getpid(), token=token))
+        hello = protocol.Hello(
+            rank=rank, world_size=world_size, pid=os.getpid(), token=token, host=socket.gethostname()
+        )
+        channel.send(hello)
         first = channel.receive()
         if isinstance(first, protocol.Setup):
-            state = _Rank()
+            state = _Rank(connection)
+            _notice_silence(connection, first.config.trainer.heartbeat_timeout_s)
             threading.Thread(target=_beat, args=(channel, state), name="prl-heartbeat", daemon=True).start()
             return _serve(channel, first, state)
         print(f"the controller refused rank {rank}: {getattr(first, 'reason', first)}", file=sys.stderr)  # noqa: T201 -- the log
@@ -80,6 +92,40 @@ def main() -> int:
 
 
 _HOW = f"{launch.ADDRESS}=host:port {launch.TOKEN}=... torchrun --nproc-per-node N -m prl.trainer.worker"
+
+
+def _reach(host: str, port: int, wait_s: float) -> socket.socket:
+    """Connect to the controller, which may not be there yet. Raises OSError after ``wait_s``."""
+    deadline = time.monotonic() + wait_s
+    said_at = -math.inf
+    while True:
+        try:
+            return socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S)
+        except OSError as error:
+            now = time.monotonic()
+            if now >= deadline:
+                raise
+            if now - said_at >= _SAY_S:
+                said_at = now
+                left = f"trying for {deadline - now:.0f} s more ({launch.WAIT})"
+                print(f"no controller at {host}:{port} yet: {error}; {left}", file=sys.stderr, flush=True)  # noqa: T201 -- the log
+            time.sleep(_RETRY_S)
+
+
+def _choose_interface(connection: socket.socket) -> None:
+    """Between hosts gloo takes the interface that leads to the controller, unless GLOO_SOCKET_IFNAME names another.
+
+    Its own choice would be what this host's name stands for, which is loopback on many.
+    """
+    own = connection.getsockname()[0]
+    if not is_loopback(own) and (interface := interface_of(own)) is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def _notice_silence(connection: socket.socket, timeout_s: float) -> None:
+    """Fail the connection when what was sent is not acknowledged for so long: the controller has given this rank up."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
 
 
 def _log_to(path: Path) -> None:
@@ -97,6 +143,9 @@ def _serve(channel: BlockingChannel[protocol.FromController], setup: protocol.Se
             if isinstance(command, protocol.Setup):
                 state.learner = _load(command)
                 reply: protocol.Reply = protocol.Ready(ready=state.learner.ready())
+            elif isinstance(command, protocol.Meet):
+                address = meeting_address([*command.hosts, state.controller])
+                reply = protocol.Meeting(address=address, port=free_port(address))
             else:
                 assert state.learner is not None
                 reply = _answer(state.learner, command)
@@ -110,14 +159,29 @@ def _serve(channel: BlockingChannel[protocol.FromController], setup: protocol.Se
 
 
 def _load(setup: protocol.Setup) -> Learner:
+    model = setup.model if setup.witness is None else _here(setup, setup.witness)
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415 -- heavy: after the hello
 
     from prl.trainer.learner import Learner, join_ranks  # noqa: PLC0415 -- the same
 
     transformers_logging.disable_progress_bar()  # the log is read by people, after a failure
-    device = join_ranks(setup.config, int(os.environ.get("LOCAL_RANK", "0")))
+    device = join_ranks(setup.config, int(os.environ.get("LOCAL_RANK", "0")), setup.start)
     resume = None if setup.resume is None else Path(setup.resume)
-    return Learner(setup.config, setup.model, resume, device)
+    return Learner(setup.config, model, resume, device)
+
+
+def _here(setup: protocol.Setup, witness: shared_folder.Witness) -> str:
+    """The model on a host that may not be the controller's. Raises TrainerError: it, or the run folder, is not here."""
+    who = f"rank {os.environ['RANK']} on {socket.gethostname()}"
+    shared_folder.check(witness, who)
+    if setup.config.model.startswith(BUILTIN_PREFIX):
+        return resolve_model(setup.config.model)
+    if Path(setup.model).is_absolute() and not Path(setup.model).is_dir():
+        raise TrainerError(
+            f"{who} has no folder {setup.model} (model = {setup.config.model!r}): put the model on a file system that"
+            " all hosts share, or at the same path on each"
+        )
+    return setup.model
 
 
 def _answer(learner: Learner, command: protocol.FromController) -> protocol.Reply:
@@ -164,12 +228,16 @@ def _beat(channel: BlockingChannel[protocol.FromController], state: _Rank) -> No
 
 def _leave_at_end_of(connection: socket.socket) -> None:
     """End this process when the controller closes its side, even while the main thread is in a collective."""
-    with contextlib.suppress(OSError):  # closed by this side: the process is leaving anyway
-        while True:
+    while True:
+        try:
             select.select([connection], [], [])
             if not connection.recv(1, socket.MSG_PEEK):
                 os._exit(1)
-            time.sleep(_WATCH_INTERVAL_S)  # a command is waiting to be read
+        except (OSError, ValueError):
+            if connection.fileno() == -1:  # closed by this side: the process is leaving anyway
+                return
+            os._exit(1)  # reset, or no way to the controller for too long
+        time.sleep(_WATCH_INTERVAL_S)  # a command is waiting to be read
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ finds groups whose prompt has all the words, or of which one completion has; the
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,10 +15,20 @@ from prl.errors import NotFoundError, RefusedError
 from prl.view.files import MAX_LINE_BYTES, read_at
 from prl.view.samples import Samples, words_of
 
-MAX_HITS = 20_000
+MAX_HITS = 10_000
 """Texts of one search, the newest; with more, ``total`` is a least number."""
 MAX_MEMBERS = 2000
 PREVIEW_CHARS = 200
+_CLEARED = (
+    "CREATE TEMP TABLE IF NOT EXISTS hits (doc INTEGER PRIMARY KEY)",
+    "CREATE TEMP TABLE IF NOT EXISTS found (grp INTEGER PRIMARY KEY)",
+    "DELETE FROM temp.hits",
+    "DELETE FROM temp.found",
+)
+_FOUND = (  # from the few hits to the many rows, which SQLite would not guess
+    "INSERT OR IGNORE INTO temp.found SELECT grp FROM temp.hits CROSS JOIN samples ON samples.doc = hits.doc",
+    "INSERT OR IGNORE INTO temp.found SELECT id FROM temp.hits CROSS JOIN groups ON groups.doc = hits.doc",
+)
 _ORDER = {"step": "step", "reward": "reward_mean", "length": "length_mean"}
 
 
@@ -52,15 +61,8 @@ def groups(samples: Samples, wanted: Wanted) -> dict[str, Any]:
     with samples.lock:
         base = samples.database
         if wanted.text:
-            hits = _hits(base, wanted.text)
-            is_all_counted = len(hits) < MAX_HITS
-            base.execute("CREATE TEMP TABLE IF NOT EXISTS hits (doc INTEGER PRIMARY KEY)")
-            base.execute("DELETE FROM temp.hits")
-            base.executemany("INSERT OR IGNORE INTO temp.hits VALUES (?)", hits)
-            where.append(
-                "id IN (SELECT grp FROM temp.hits JOIN samples USING (doc)"
-                " UNION SELECT id FROM temp.hits JOIN groups USING (doc))"
-            )
+            is_all_counted = _search(base, wanted.text) < MAX_HITS
+            where.append("id IN temp.found")
         condition = f"WHERE {' AND '.join(where)}" if where else ""
         total = base.execute(f"SELECT count(*) FROM groups {condition}", given).fetchone()[0]  # noqa: S608 -- ours
         rows = base.execute(
@@ -154,17 +156,23 @@ def _conditions(wanted: Wanted) -> tuple[list[str], list[Any]]:
     return [condition for condition, _ in given], [value for _, value in given]
 
 
-def _hits(base: sqlite3.Connection, text: str) -> list[tuple[int]]:
+def _search(base: sqlite3.Connection, text: str) -> int:
+    """Put the groups of the texts with all these words into ``temp.found``; how many texts there are."""
     query = words_of(text)
+    for statement in _CLEARED:
+        base.execute(statement)
     if not query:
-        return []
+        return 0
     try:
-        rows: Iterable[tuple[int]] = base.execute(
-            "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT ?", (query, MAX_HITS)
-        )
-        return list(rows)
+        num_hits = base.execute(
+            "INSERT INTO temp.hits SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid DESC LIMIT ?",
+            (query, MAX_HITS),
+        ).rowcount
     except sqlite3.OperationalError as error:
         raise RefusedError(f"q = {text!r} cannot be searched: {error}; use other words") from error
+    for statement in _FOUND:
+        base.execute(statement)
+    return num_hits
 
 
 def _group(row: tuple[Any, ...]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ class _Histogram:
     """Lists of different lengths, end to end."""
 
     def __init__(self) -> None:
-        self._rows, self._bins, self._counts = array("l"), array("l"), array("d")
+        self._rows, self._bins, self._counts = array("q"), array("q"), array("d")
         self._num_bins = 0
 
     def add(self, row: int, counts: list[Any]) -> None:
@@ -132,12 +132,11 @@ class _Histogram:
                     self._counts.append(count)
 
     def summed(self, bucket: npt.NDArray[np.int64], num_buckets: int) -> Floats:
-        rows, bins, counts = (np.array(each) for each in (self._rows, self._bins, self._counts))
-        inside = rows < len(bucket)
-        rows, bins, counts = rows[inside], bins[inside], counts[inside]
+        if not self._rows:
+            return np.zeros((num_buckets, self._num_bins))
+        rows, bins = (np.frombuffer(each, dtype=np.int64) for each in (self._rows, self._bins))
         where = bucket[rows]
         kept = where >= 0
-        flat = np.bincount(
-            where[kept] * self._num_bins + bins[kept], counts[kept], minlength=num_buckets * self._num_bins
-        )
+        cell = where[kept] * self._num_bins + bins[kept]
+        flat = np.bincount(cell, np.frombuffer(self._counts)[kept], minlength=num_buckets * self._num_bins)
         return flat.astype(float).reshape(num_buckets, self._num_bins)

@@ -74,8 +74,10 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
     """Of the whole, whose model has none, and of one reward, whose name has none."""
-    whole = dict(_flat(msgspec.to_builtins(Config(model=""))))
-    reward = dict(_flat(msgspec.to_builtins(RewardConfig(name=""))))
+    whole, reward = (
+        dict(_flat(msgspec.json.decode(msgspec.json.encode(table))))  # with lists where TOML has them
+        for table in (Config(model=""), RewardConfig(name=""))
+    )
     del whole["model"], reward["name"]
     return whole, reward
 

@@ -6,7 +6,8 @@ import contextlib
 import os
 import socket
 
-from prl.check_control import CONTROL_TOKEN, is_loopback
+from prl.check_control import CONTROL_TOKEN
+from prl.network import is_loopback
 from prl.view.guard import PageGuard
 
 

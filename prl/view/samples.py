@@ -46,7 +46,7 @@ CREATE TABLE samples (
   id INTEGER PRIMARY KEY, size INTEGER, grp INTEGER, member INTEGER, reward REAL, finish TEXT, length INTEGER,
   doc INTEGER);
 CREATE INDEX samples_grp ON samples (grp);
-CREATE INDEX samples_doc ON samples (doc);
+CREATE INDEX samples_doc ON samples (doc, grp);
 CREATE TABLE finishes (word TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE VIRTUAL TABLE words USING fts5 (text, content='', detail=none);
 """

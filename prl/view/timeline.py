@@ -16,11 +16,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from prl.view.columns import Floats
 from prl.view.files import Line
 
 MAX_LANES, MAX_NAMES = 1000, 10_000
 Ints = npt.NDArray[np.int64]
 _NONE = -1
+_MOMENT_S = 1e-9
+"""What a span that took no time counts for."""
 
 
 class Span(msgspec.Struct):
@@ -47,6 +50,8 @@ class Shown(msgspec.Struct, kw_only=True):
     version: int | None
     n: int
     """Spans that this one stands for."""
+    share: float
+    """Of their time, what was in ``state``."""
 
 
 class _Names:
@@ -107,9 +112,12 @@ class Timeline:
             if len(self._lanes) >= MAX_LANES:
                 return
             lane = self._lanes[span.lane] = _Lane()
+        state = self._states.number(span.state)
+        if state == _NONE:
+            return
         step = _NONE if span.step is None else span.step
         version = _NONE if span.version is None else span.version
-        lane.facts.extend((self._states.number(span.state), self._whys.number(span.why), step, version))
+        lane.facts.extend((state, self._whys.number(span.why), step, version))
         lane.start.append(span.start)
         lane.end.append(max(span.start, span.end))
         self.first, self.last = min(self.first, span.start), max(self.last, span.end)
@@ -148,50 +156,54 @@ class Timeline:
         return first, last, found
 
     def _of_lane(self, name: str, lane: _Lane, first: float, last: float, pixel_s: float) -> list[Shown]:
-        start, end = np.array(lane.start), np.array(lane.end)
-        facts: Ints = np.array(lane.facts).reshape(-1, 4)
-        rows = np.flatnonzero((end >= first) & (start <= last) & (facts[:, 0] != _NONE))
-        start, end, facts = start[rows], end[rows], facts[rows]
-        is_short = end - start < pixel_s
+        start, end = np.frombuffer(lane.start), np.frombuffer(lane.end)
+        facts: Ints = np.frombuffer(lane.facts, dtype=np.int64).reshape(-1, 4)
+        rows = np.flatnonzero((end >= first) & (start <= last))
+        is_short = (end - start)[rows] < pixel_s
         shown = [
-            self._shown(name, float(begin), float(until), fact, 1)
-            for begin, until, fact in zip(start[~is_short], end[~is_short], facts[~is_short].tolist(), strict=True)
+            self._shown(name, float(begin), float(until), fact, n=1, share=1.0)
+            for begin, until, fact in zip(
+                start[rows[~is_short]], end[rows[~is_short]], facts[rows[~is_short]].tolist(), strict=True
+            )
         ]
-        pixel = ((start + end) / 2 - first) // pixel_s
-        shown += self._merged(name, start[is_short], end[is_short], facts[is_short], pixel[is_short].astype(np.int64))
+        rows = rows[is_short]
+        pixel = (((start[rows] + end[rows]) / 2 - first) / pixel_s).astype(np.int64)
+        shown += self._merged(name, start[rows], end[rows], facts[rows], np.maximum(pixel, 0))
         shown.sort(key=lambda span: span.start)
         return shown
 
-    def _merged(
-        self, name: str, start: npt.NDArray[np.float64], end: npt.NDArray[np.float64], facts: Ints, pixel: Ints
-    ) -> list[Shown]:
+    def _merged(self, name: str, start: Floats, end: Floats, facts: Ints, pixel: Ints) -> list[Shown]:
         """Short spans, a pixel each, and then neighbours of one state together."""
         if not len(start):
             return []
-        pixels, place = np.unique(pixel, return_inverse=True)
-        num_states = len(self._states.texts)
-        lasted = np.bincount(
-            place * num_states + facts[:, 0], end - start + 1e-9, minlength=len(pixels) * num_states
-        ).reshape(-1, num_states)
+        num_states, num_pixels = len(self._states.texts), int(pixel.max()) + 1
+        cell = pixel * num_states + facts[:, 0]
+        lasted = np.bincount(cell, end - start + _MOMENT_S, minlength=num_pixels * num_states)
+        lasted = lasted.reshape(-1, num_states)
         state = lasted.argmax(axis=1)
-        starts, ends = np.full(len(pixels), np.inf), np.full(len(pixels), -np.inf)
-        np.minimum.at(starts, place, start)
-        np.maximum.at(ends, place, end)
-        counts = np.bincount(place, minlength=len(pixels))
-        order = np.lexsort((end - start, facts[:, 0] == state[place], place))
-        longest = order[np.searchsorted(place[order], np.arange(len(pixels)), side="right") - 1]
-        joins = np.append(True, (state[1:] != state[:-1]) | (pixels[1:] - pixels[:-1] > 1) | (counts[1:] == 1))
-        joins[1:] |= counts[:-1] == 1
-        begins = np.flatnonzero(joins)
-        until = np.append(begins[1:], len(pixels))
-        chosen = facts[longest].tolist()
-        totals = np.add.reduceat(counts, begins)
+        counts = np.bincount(pixel, minlength=num_pixels)
+        starts, ends = np.full(num_pixels, np.inf), np.full(num_pixels, -np.inf)
+        np.minimum.at(starts, pixel, start)
+        np.maximum.at(ends, pixel, end)
+        has_state = facts[:, 0] == state[pixel]
+        example = np.zeros(num_pixels, dtype=np.int64)
+        example[pixel[has_state]] = np.flatnonzero(has_state)  # the last of each pixel stays
+        kept = np.flatnonzero(counts)
+        state, counts, starts, ends, lasted = state[kept], counts[kept], starts[kept], ends[kept], lasted[kept]
+        is_alone = counts == 1
+        joins = (state[1:] == state[:-1]) & (np.diff(kept) == 1) & ~is_alone[1:] & ~is_alone[:-1]
+        begins = np.concatenate([[0], np.flatnonzero(~joins) + 1])
+        until = np.append(begins[1:], len(kept))
+        chosen, totals = facts[example[kept]].tolist(), np.add.reduceat(counts, begins)
+        share = np.add.reduceat(lasted.max(axis=1), begins) / np.add.reduceat(lasted.sum(axis=1), begins)
         return [
-            self._shown(name, float(starts[a]), float(ends[a:b].max()), chosen[a], int(n))
-            for a, b, n in zip(begins, until, totals, strict=True)
+            self._shown(name, float(starts[a]), float(ends[a:b].max()), chosen[a], n=n, share=of_state)
+            for a, b, n, of_state in zip(
+                begins.tolist(), until.tolist(), totals.tolist(), share.round(4).tolist(), strict=True
+            )
         ]
 
-    def _shown(self, name: str, start: float, end: float, fact: list[int], n: int) -> Shown:
+    def _shown(self, name: str, start: float, end: float, fact: list[int], *, n: int, share: float) -> Shown:
         state, why, step, version = fact
         return Shown(
             lane=name,
@@ -202,4 +214,5 @@ class Timeline:
             step=None if step == _NONE else step,
             version=None if version == _NONE else version,
             n=n,
+            share=share,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,8 @@ import pytest
 
 from prl.config import EngineConfig
 from prl.engines.server import ServerEngine
+from prl.engines.server_command import KEY_VARIABLE as KEY_ON_SERVER
+from prl.engines.server_command import server_command, server_environment
 from prl.engines.server_questions import Wanted
 from prl.engines.vllm_environment import is_cpu_build
 from prl.process import Child, free_port
@@ -24,32 +25,14 @@ from tests.engines.vllm_factory import MAX_NUM_SEQS, SIZES, Trainer, perturb, ti
 START_TIMEOUT_S = 150.0
 KEY_VARIABLE = "PRL_TEST_ENGINE_KEY"
 KEY = "a-key-of-the-tests"
-ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_API_KEY": KEY,
-    "PYTHONPATH": str(Path(__file__).parents[2]),
-}
-ARGUMENTS = [
-    *("--host", "127.0.0.1", "--tokens-only", "--skip-tokenizer-init", "--generation-config", "vllm"),
-    *("--logprobs-mode", "processed_logprobs", "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
-    *("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"),
-    *("--weight-transfer-config", '{"backend": "gloo"}'),
-]
 
 
-async def start_server(model: Path, log: Path, *, port: int, max_num_seqs: int = MAX_NUM_SEQS, more: Any = ()) -> Child:
-    """Start one and return at once: the engine waits until it answers.
-
-    vllm-cpu's own command does not find the version of its package, so the module behind it is started.
-    """
-    command = [sys.executable, "-W", "ignore", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += [*ARGUMENTS, "--port", str(port), "--max-num-seqs", str(max_num_seqs + 1), *more]
-    return await Child.start("server", command, log, ENVIRONMENT)
+async def start_server(model: Path, log: Path, *, port: int, max_num_seqs: int = MAX_NUM_SEQS) -> Child:
+    """Start one, as ``prl engines command`` says, and return at once: the engine waits until it answers."""
+    config = EngineConfig(max_num_seqs=max_num_seqs, max_model_len=1024)
+    command = server_command(str(model), config, "gloo", host="127.0.0.1", port=port)
+    here = {KEY_ON_SERVER: KEY, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return await Child.start("server", command, log, server_environment(config) | here)
 
 
 def server_engine(

@@ -129,7 +129,7 @@ async def test_address_where_nobody_answers() -> None:
         EngineError, match=rf"nobody answered .*127\.0\.0\.1:{port} within engine\.start_timeout_s = 0\.2"
     ):
         await make_engine(f"http://127.0.0.1:{port}", start_timeout_s=0.2).open()
-    with pytest.raises(EngineError, match="nobody answers at the address of engine-1 at http://no-such-host.invalid"):
+    with pytest.raises(EngineError, match=r"nobody answers at the address of engine-1 at http://no-such-host\.invalid"):
         await make_engine("http://no-such-host.invalid:1").open()
 
 

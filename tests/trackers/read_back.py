@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prl.config import RewardConfig
 from prl.config_trackers import TrackerConfig
 from prl.settings import load_config
 from prl.trackers.child import Sender
@@ -132,7 +133,8 @@ def trackio(_: Path) -> dict[str, Any]:
 def main(name: str, folder: Path) -> None:
     """See the module: the first part does steps 1 to 4, the second goes on from the checkpoint of step 2."""
     os.environ |= {"TRACKIO_DIR": str(folder / "trackio"), "WANDB_MODE": "offline", "HF_HUB_OFFLINE": "1"}
-    config = recorded.config_with(TrackerConfig(name=name))
+    judged = RewardConfig(name="test-length", options={"api_key": "sesame-open", "what?!": {"odd key": 1}})
+    config = recorded.config_with(TrackerConfig(name=name), rewards=[judged])
     recorded.begin(folder, config)
     recorded.add_steps(folder, range(5))
     recorded.end(folder, "stopped")

@@ -67,7 +67,7 @@ def test_the_table_loads_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(to_toml(config))
     assert load_config(path) == config
-    assert labels_of(config.trackers) == ["wandb-0", "tensorboard", "wandb-1"]
+    assert labels_of(config.trackers) == ["wandb", "tensorboard", "wandb-2"]
 
 
 def test_hyperparameters_are_flat() -> None:

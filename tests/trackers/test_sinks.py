@@ -40,6 +40,9 @@ def test_a_run_in_two_parts_is_one_set_of_curves(name: str, tmp_path: Path) -> N
     assert str(found["config"]["engine.count"]) in {"2", "2.0"}
     assert found["config"]["advantage.name"] == "leave_one_out"
     assert found["summary"]["goodput"] == 0.75
+    assert str(found["config"]["run.num_steps"]) in {"4", "4.0"}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path for path in files if b"sesame-open" in path.read_bytes()] == []
     state = state_file.read(tmp_path, name)
     assert state.id
     assert state.sent == {"metrics.jsonl": 6, "evaluations.jsonl": 6}

@@ -81,6 +81,26 @@ def take_loss(learner: Learner, variant: str) -> None:
     learner._loss = Loss(make_config(Path("m"), **VARIANTS[variant]))
 
 
+def hybrid(model: Path, folder: Path, numbers: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """As many steps with two replicas of the model, kept, and taken up by ranks that shard it over all of them."""
+    num_ranks = dist.get_world_size()
+    plain = make_config(model, trainer={"num_ranks": num_ranks})
+    both = make_config(model, trainer={"num_ranks": num_ranks, "num_replicas": 2})
+    learner = Learner(both, str(model), None, CPU)
+    batch = make_batch(0, num_ranks)
+    learner.accumulate(share(batch), batch.num_sequences)
+    tensors = whole(gradients(learner), "hybrid_gradient")
+    numbers["hybrid"] = [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT)]
+    learner.save(folder / "hybrid" / "step-000003", {})
+    for step in range(SAVED_AT, NUM_STEPS):
+        train(learner, make_batch(step, num_ranks))
+    taken_up = Learner(plain, str(model), folder / "hybrid" / "step-000003", CPU)
+    for step in range(SAVED_AT, NUM_STEPS):
+        train(taken_up, make_batch(step, num_ranks))
+    tensors |= whole(learner._checkpointed(), "hybrid")
+    return tensors | whole(taken_up._checkpointed(), "hybrid_taken_up")
+
+
 def draws() -> list[float]:
     """One number from each generator."""
     return [random.random(), float(np.random.random()), torch.rand(()).item()]  # noqa: NPY002 -- the global ones
@@ -113,6 +133,9 @@ def session(model: Path, folder: Path) -> None:
     longer = Learner(make_config(model, run={"num_steps": 30}, trainer={"num_ranks": num_ranks}), str(model), None, CPU)
     numbers["thirty"] = [train(longer, make_batch(step, num_ranks)).grad_norm for step in range(30)]
     tensors |= whole(longer.policy.tensors, "thirty")
+
+    if num_ranks > 1:
+        tensors |= hybrid(model, folder, numbers)
 
     reports = [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT)]
     draws()  # so that what is saved is not the state of the seed

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import msgspec
@@ -71,6 +72,28 @@ def test_ranks_take_the_gpus_behind_the_engines(monkeypatch: pytest.MonkeyPatch)
     assert launch.environment(config, "a:1", "t", Path())["CUDA_VISIBLE_DEVICES"] == "3,2"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     assert "CUDA_VISIBLE_DEVICES" not in launch.environment(config, "a:1", "t", Path())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([3], "rank 3"),
+        ([0, 1], "ranks 0, 1"),
+        ([0, 2, 3, 4, 7, 8], "ranks 0, 2-4, 7, 8"),
+        (list(range(128)), "ranks 0-127"),
+    ],
+)
+def test_ranks_are_named_in_runs(ranks: list[int], expected: str) -> None:
+    """A hundred missing ranks are one short line."""
+    assert launch.named(ranks) == expected
+
+
+def test_the_command_names_a_host_that_others_reach() -> None:
+    """Listening on every address is no address to connect to; replicas are one a host."""
+    config = make_config(Path("m"), trainer={"launch": "external", "num_ranks": 8, "num_replicas": 2})
+    command = launch.by_hand(config, "0.0.0.0:29400")
+    assert f"PRL_TRAINER_ADDRESS={socket.gethostname()}:29400" in command
+    assert "--nnodes 2 --nproc-per-node 4" in command
 
 
 REPORT = """\

@@ -18,7 +18,6 @@ torch: Any = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402 -- after the check for torch
 
-from prl.config_lora import LoraConfig  # noqa: E402
 from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
 from prl.trainer.learner import Learner  # noqa: E402
 from prl.trainer.loss import Loss  # noqa: E402
@@ -387,7 +386,7 @@ def test_a_copy_in_another_type_has_the_current_weights(models: dict[str, Path])
     learner = rank_session.penalised(models["tied"])
     learner.nudge(["model.embed_tokens.weight"], 0.3)
     current = learner.rescore([[7, 8, 9, 10]], 1.0, None)
-    twin = twin_of(learner.policy, str(models["tied"]), CPU, torch.float32, LoraConfig())
+    twin = twin_of(learner.policy, str(models["tied"]), CPU, torch.float32, learner._config)
     assert rescored(twin, [[7, 8, 9, 10]], 1.0, CPU)[0] == pytest.approx(current[0], abs=1e-6)
 
 
@@ -404,7 +403,7 @@ def test_adapters_are_copied_and_nudged(models: dict[str, Path]) -> None:
     assert all(
         torch.equal(value, base[name]) for name, value in rank_session.whole(learner.policy.tensors, "p").items()
     )
-    twin = twin_of(learner.policy, str(models["tied"]), CPU, torch.float32, learner._config.lora)
+    twin = twin_of(learner.policy, str(models["tied"]), CPU, torch.float32, learner._config)
     assert rescored(twin, ids, 1.0, CPU)[0] == pytest.approx(after[0], abs=1e-6)
 
 
@@ -466,6 +465,17 @@ def test_thirty_steps_on_two_ranks_make_the_weights_of_one(one: Path, two: Path,
     with pytest.raises(AssertionError):
         _assert_close(alone, first, 1e-2)
     assert _numbers(two)["thirty"] == pytest.approx(_numbers(one)["thirty"], rel=1e-2)
+
+
+def test_replicas_learn_what_plain_sharding_learns(two: Path) -> None:
+    """Hybrid sharding gives the gradient, its norm and the weights of plain sharding, and its checkpoint fits both."""
+    _assert_close(_tensors(two, "hybrid_gradient"), _tensors(two, "gradient"))
+    _assert_close(_tensors(two, "hybrid"), _tensors(two, "straight"), 1e-5)
+    _assert_close(_tensors(two, "hybrid_taken_up"), _tensors(two, "hybrid"), 1e-5)
+    norms = [[report["grad_norm"] for report in _numbers(two, rank)["hybrid"]] for rank in range(2)]
+    assert norms[0] == norms[1]
+    plain = [report["grad_norm"] for report in _numbers(two)["reports"][: len(norms[0])]]
+    assert norms[0] == pytest.approx(plain, rel=1e-5)
 
 
 def test_both_ranks_say_the_same(two: Path) -> None:

@@ -18,7 +18,8 @@ import pytest
 
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.trainer import checkpoint, launch, protocol
-from prl.trainer.base import TrainerReady
+from prl.trainer.base import Trainer, TrainerReady
+from prl.trainer.kept import KeptTrainer
 from prl.trainer.remote import FsdpTrainer
 from prl.types import WeightGroup, WeightUpdate
 from prl.wire import Channel
@@ -199,7 +200,7 @@ async def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
 
 async def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
     """Started by hand, the wait for the ranks ends with those that are missing and where they should connect."""
-    config = make_config(Path("m"), trainer={"launch": "external", "num_ranks": 2, "start_timeout_s": 0.2})
+    config = make_config(Path("m"), trainer={"launch": "external", "num_ranks": 2, "gather_timeout_s": 0.2})
     with pytest.raises(TrainerError, match=r"ranks 0, 1 of 2 did not connect to 127\.0\.0\.1:\d+ within"):
         await FsdpTrainer(config, "m", tmp_path, None).open()
 
@@ -289,38 +290,73 @@ async def test_a_run_with_two_ranks_and_its_death(models: dict[str, Path], tmp_p
     await assert_gone(pids, 2)
 
 
+@asynccontextmanager
+async def two_hosts(address: str, log: Path) -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Two torchruns that stand for two hosts with a rank each, and start their ranks anew when one has died."""
+    options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "1", "--local-addr", "127.0.0.1"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "-m", "prl.trainer.worker"]
+    variables = {**os.environ, "PRL_TRAINER_ADDRESS": address, "OMP_NUM_THREADS": "1"}
+    hosts: list[asyncio.subprocess.Process] = []
+    with log.open("wb") as output:
+        try:
+            while len(hosts) < 2:
+                host = await asyncio.create_subprocess_exec(
+                    *command, env=variables, stdout=output, stderr=output, start_new_session=True
+                )
+                hosts.append(host)
+            yield hosts
+        finally:
+            for host in hosts:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(host.pid, signal.SIGKILL)
+                await host.wait()
+
+
 @pytest.mark.usefixtures("one_rank")
-async def test_a_rank_started_by_hand_resumes_and_leaves_when_told(models: dict[str, Path], tmp_path: Path) -> None:
-    """An external rank connects by address and token, takes up a checkpoint, and ends with exit code 0 at close."""
+async def test_ranks_of_two_hosts_come_back_after_a_death(models: dict[str, Path], tmp_path: Path) -> None:
+    """Torchruns started by hand bring the ranks; one dies, they bring all again, and the run is where it was.
+
+    Those that come back have the weights of the newest checkpoint, train the steps after it once more, and then have
+    the numbers of a trainer that never died. At the end both torchruns leave with exit code 0.
+    """
     torch = pytest.importorskip("torch")
     from prl.trainer.learner import Learner
 
-    model, port = str(models["tied"]), free_port()
-    config = make_config(models["tied"], trainer={"launch": "external", "listen": f"127.0.0.1:{port}"})
-    learner = Learner(config, model, None, torch.device("cpu"))
-    learner.train(0, [make_batch(0, 1).samples], 4)
-    learner.save(tmp_path / "step-000001", {"cursor": 5})
-    variables = {
-        "PRL_TRAINER_ADDRESS": f"127.0.0.1:{port}",
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
-        "OMP_NUM_THREADS": "1",
-    }
-    trainer = FsdpTrainer(config, model, tmp_path, tmp_path / "step-000001")
-    async with asyncio.timeout(90), asyncio.TaskGroup() as group:
-        opening = group.create_task(trainer.open())
-        await asyncio.sleep(0)  # it listens
-        command = (sys.executable, "-m", "prl.trainer.worker")
-        rank = await asyncio.create_subprocess_exec(*command, env={**os.environ, **variables})
-        ready = await opening
-        assert (ready.step, ready.state) == (1, {"cursor": 5})
-        report = await trainer.train(make_batch(1, 1))
-        expected = learner.train(1, [make_batch(1, 1).samples], 4)
-        assert msgspec.structs.replace(report, train_s=0.0) == msgspec.structs.replace(expected, train_s=0.0)
-        await trainer.close()
-        assert await rank.wait() == 0
+    model, address, checkpoints = str(models["tied"]), f"127.0.0.1:{free_port()}", tmp_path / "checkpoints"
+    table = {"launch": "external", "listen": address, "num_ranks": 2, "num_replicas": 2}
+    config = make_config(models["tied"], trainer=table)
+    replayed: list[int] = []
+
+    async def replay(another: Trainer, first: int) -> None:
+        replayed.append(first)
+        await another.train(make_batch(first, 2))
+
+    trainer = KeptTrainer(
+        lambda resume: FsdpTrainer(config, model, tmp_path, resume),
+        None,
+        newest_checkpoint=lambda: checkpoint.latest(checkpoints).folder,
+        replay=replay,
+        max_restarts=1,
+    )
+    async with asyncio.timeout(150), two_hosts(address, tmp_path / "torchrun.log") as hosts:
+        try:
+            assert (await trainer.open()).step == 0
+            await trainer.train(make_batch(0, 2))
+            await trainer.save(checkpoints / "step-000001", {"cursor": 5})
+            await trainer.train(make_batch(1, 2))
+            assert isinstance(trainer._trainer, FsdpTrainer)
+            os.kill(trainer._trainer._ranks.pid(1), signal.SIGKILL)
+            report = await trainer.train(make_batch(2, 2))
+        finally:
+            await trainer.close()
+        assert [await host.wait() for host in hosts] == [0, 0], (tmp_path / "torchrun.log").read_text()[-3000:]
+    assert (replayed, trainer.num_restarts) == ([1], 1)
+    learner = Learner(make_config(models["tied"]), model, None, torch.device("cpu"))
+    for step in range(3):
+        expected = learner.train(step, [make_batch(step, 1).samples], 4)
+    assert (report.step, report.tokens_trained) == (expected.step, expected.tokens_trained)
+    assert (report.loss, report.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-3)
 
 
 async def test_another_world_size_is_refused_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +365,7 @@ async def test_another_world_size_is_refused_and_nothing_stays(tmp_path: Path, m
     monkeypatch.setattr(launch, "torchrun_command", lambda _: one)
     others = {process.pid for process in psutil.Process().children(recursive=True)}  # of other tests
     trainer = FsdpTrainer(make_config(Path("m"), trainer={"num_ranks": 2}), "m", tmp_path, None)
-    with pytest.raises(TrainerError, match=r"rank 0 \(pid \d+\) of 1 came, but trainer.num_ranks = 2"):
+    with pytest.raises(TrainerError, match=r"rank 0 \(pid \d+ on [^)]+\) of 1 came, but trainer.num_ranks = 2"):
         await trainer.open()
     assert trainer._child is not None
     ours = {process.pid for process in psutil.Process().children(recursive=True)} - others

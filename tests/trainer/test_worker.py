@@ -36,7 +36,13 @@ async def _worker(**variables: str) -> AsyncIterator[Process]:
 
 
 def _variables(address: str, token: str = "secret", rank: int = 0) -> dict[str, str]:
-    return {"PRL_TRAINER_ADDRESS": address, "PRL_TOKEN": token, "RANK": str(rank), "WORLD_SIZE": "1"}
+    return {
+        "PRL_TRAINER_ADDRESS": address,
+        "PRL_TOKEN": token,
+        "RANK": str(rank),
+        "WORLD_SIZE": "1",
+        "PRL_TRAINER_WAIT_S": "0",
+    }
 
 
 async def test_missing_variables_are_named_with_the_command() -> None:

@@ -1,0 +1,77 @@
+"""Ranks that a person or a scheduler starts: how long they are waited for, and what is said meanwhile.
+
+Invariants:
+
+- Whoever watches the run is told at once how to start the ranks, and again when the missing ones change or a minute has
+  passed: which are missing, and which are here, by host.
+- The same wait follows the death of a rank: the others left with it (their connections were closed), and whatever
+  started them starts them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from prl.config import Config
+from prl.errors import TrainerError
+from prl.log import get_logger
+from prl.trainer import launch
+from prl.trainer.ranks import Ranks
+from prl.waits import waiting
+
+LOOK_S = 5.0
+REPEAT_S = 60.0
+
+_log = get_logger(__name__)
+
+
+async def gather_external(ranks: Ranks, config: Config, address: str) -> None:
+    """Wait until every rank has connected to ``address``.
+
+    Raises:
+        TrainerError: they did not within ``trainer.gather_timeout_s``, or one came that cannot be of this run.
+    """
+    timeout_s, command = config.trainer.gather_timeout_s, launch.by_hand(config, address)
+    limit = f"trainer.gather_timeout_s = {timeout_s:g} s"
+    _log.warning(f"waiting for trainer {launch.named(ranks.missing())}", limit=limit, start_them_with=command)
+    try:
+        async with asyncio.timeout(timeout_s):
+            with waiting("the trainer", lambda: f"{_missing(ranks)} to connect to {address}", limit_s=timeout_s):
+                async with asyncio.TaskGroup() as group:
+                    teller = group.create_task(_tell(ranks))
+                    problem = await ranks.gather()
+                    teller.cancel()
+    except TimeoutError:
+        raise TrainerError(
+            f"trainer {launch.named(ranks.missing())} of {ranks.num_ranks} did not connect to {address} within {limit}"
+            f" ({_present(ranks)}); start them with: {command}"
+        ) from None
+    if problem is not None:
+        raise TrainerError(f"the trainer did not start: {problem}")
+    _log.info("all trainer ranks are here", **_by_host(ranks))
+
+
+async def _tell(ranks: Ranks) -> None:
+    """Say who is missing, now and then."""
+    said, silent_s = ranks.missing(), 0.0
+    while True:
+        await asyncio.sleep(LOOK_S)
+        silent_s += LOOK_S
+        if ranks.missing() != said or silent_s >= REPEAT_S:
+            said, silent_s = ranks.missing(), 0.0
+            _log.warning(f"still waiting for trainer {launch.named(said)} of {ranks.num_ranks}", here=_present(ranks))
+
+
+def _missing(ranks: Ranks) -> str:
+    return f"waits for {launch.named(ranks.missing())} of {ranks.num_ranks}"
+
+
+def _present(ranks: Ranks) -> str:
+    """Who is here, in words."""
+    here = [f"{launch.named(each)} on {host or 'an unnamed host'}" for host, each in ranks.present().items()]
+    return f"here are {'; '.join(here)}" if here else "none is here"
+
+
+def _by_host(ranks: Ranks) -> dict[str, Any]:
+    return {"hosts": {host: launch.named(each) for host, each in ranks.present().items()}}
