@@ -6,8 +6,8 @@ Invariants, besides those of ``base.py``:
   engine's. Another word means that it was started again, or that another run has taken it: its weights are not this
   run's, and the engine is dead. Its tokens cannot be taken for ours.
 - At most ``engine.max_num_seqs`` requests are with the server; the others wait here, in order; none is handed over
-  while it stands still. Each is salted with the claim and the number of the load whose weights will serve it; one that has
-  sampled nothing when a load completes is submitted again.
+  while it stands still. Each is salted with the claim and the number of the load whose weights will serve it; one that
+  has sampled nothing when a load completes is submitted again.
 - A server that cannot be reached, does not answer in time, or gives no token for ``engine.token_timeout_s`` though it
   should, is given up, not killed: it is not ours. When its seat opens it again it is claimed anew, and serves once it
   has received weights.
