@@ -3,9 +3,9 @@
     python benchmarks/server_engine.py [--quick] --out FILE.json
 
 Both are vLLM on the built-in model, started side by side with the same settings. They sample in turns, the other one
-idle: ``NUM_STREAMS`` streams at once, log-probabilities and versions included. Beside the rate stands what a token costs
-in processor time: the controller, the engine's front end (prl's host, or the server's HTTP side) and vLLM's core. On two
-cores the front end and the core have one each, and the controller shares.
+idle: ``NUM_STREAMS`` streams at once, log-probabilities and versions included. Beside the rate stands what a token
+costs in processor time: the controller, the engine's front end (prl's host, or the server's HTTP side) and vLLM's core.
+On two cores the front end and the core have one each, and the controller shares.
 
 Headline: the server's tokens a second over the host's, pair by pair. Target: 0.9.
 """

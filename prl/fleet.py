@@ -138,6 +138,8 @@ class Fleet:
         if server is not None:
             if (problem := address_problem(server)) is not None:
                 raise RefusedError(problem)
+            if self._config.engine.kind == "simulated":
+                raise RefusedError(f"engine.kind = 'simulated': the server at {server} has no place in a simulated run")
             return self.engines.seats.add(same_form(server)).engine.name
         if self._config.engine.kind == "server":
             raise RefusedError(
