@@ -25,7 +25,8 @@ class TrackerConfig(Table, frozen=True, kw_only=True):
     ``package.module:name`` (a class with the methods of ``prl/trackers/base.py``)."""
     options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the tracker, documented at its class. ``"env:NAME"`` is what that variable holds."""
-    timeout_s: PositiveFloat = 60.0
-    """A tracker that takes longer for one call hangs: its process is killed and started again."""
+    timeout_s: PositiveFloat = 120.0
+    """A tracker that takes longer for one call, its start among them, hangs: its process is killed and started again.
+    The trackers' own limits are below this."""
     close_timeout_s: PositiveFloat = 30.0
     """How long the end of the run waits for what is still to be sent. What is left then is counted, and said."""

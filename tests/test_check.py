@@ -73,6 +73,18 @@ def test_the_defaults_agree_with_each_other() -> None:
         ({"kl": {"where": "reward"}}, ["kl.where = 'reward'", "kl.coefficient = 0"]),
         ({"advantage": {"max_refills": 3}}, ["advantage.max_refills = 3", "zero_variance = 'keep'"]),
         (
+            {"advantage": {"credit": "reward_to_go"}},
+            ["advantage.credit = 'reward_to_go'", "environment.name = 'single_turn'"],
+        ),
+        (
+            {"advantage": {"credit": "reward_to_go", "name": "reinforce_pp"}, "environment": {"name": "guess"}},
+            ["advantage.credit = 'reward_to_go'", "'reinforce_pp'"],
+        ),
+        (
+            {"data": {"source": "verifiers"}},
+            ["data.source = 'verifiers'", "environment.name = 'single_turn'"],
+        ),
+        (
             {"advantage": {"name": "reinforce_pp", "zero_variance": "refill"}},
             ["advantage.zero_variance = 'refill'", "'reinforce_pp'"],
         ),
@@ -203,6 +215,16 @@ def test_a_token_in_the_environment_opens_the_trainer_to_others() -> None:
     """With PRL_TOKEN set, listening beyond loopback and external ranks are fine."""
     for trainer in ({"listen": "0.0.0.0:29400"}, {"launch": "external", "listen": "127.0.0.1:29400"}):
         cross_check(config(trainer=trainer), {"PRL_TOKEN": "secret"})
+
+
+def test_the_page_is_no_more_open_than_the_control_address() -> None:
+    """Beyond loopback it needs the same token; where it is off its address is nobody's concern."""
+    open_page = {"view": {"address": "0.0.0.0"}}
+    (line,) = conflicts(config(**open_page))
+    assert "view.address = '0.0.0.0' can be reached from other machines: set PRL_CONTROL_TOKEN" in line
+    cross_check(config(**open_page), {"PRL_CONTROL_TOKEN": "0123456789abcdef"})
+    cross_check(config(view={"address": "0.0.0.0", "enabled": False}), {})
+    assert len(conflicts(config(view={"address": ""}, control={"enabled": False}))) == 1
 
 
 def test_external_ranks_are_told_a_port() -> None:

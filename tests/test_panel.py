@@ -107,6 +107,19 @@ def test_a_plain_line_has_the_facts_of_a_step(clock: Clock) -> None:
     ]
 
 
+def test_the_page_is_named_wherever_the_run_says_what_it_does(clock: Clock) -> None:
+    """A line of its own, so that it can be opened; in the live panel from the start on and beside the steps."""
+    console, out = plain_console()
+    PlainLines(console, title="math", num_steps=10, clock=clock).page("http://127.0.0.1:8471/")
+    assert out.getvalue().splitlines()[-1] == "page  http://127.0.0.1:8471/"
+    panel = LivePanel(terminal()[0], title="math", num_steps=10, clock=clock)
+    panel.page("http://127.0.0.1:8471/")
+    assert "page  http://127.0.0.1:8471/" in draw(panel)
+    panel.update(report(1))
+    assert any(line.split() == ["page", "http://127.0.0.1:8471/"] for line in draw(panel))
+    panel.close()
+
+
 def test_plain_lines_are_ascii(clock: Clock) -> None:
     """A log may be read with any encoding."""
     console, out = plain_console()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from prl.config import (
 )
 from prl.config_algorithm import AdvantageConfig, OverlongConfig
 from prl.config_control import ControlConfig
+from prl.config_view import ViewConfig
+from prl.view import beside
+from prl.view.beside import FILE
 from tests.virtual import in_virtual_time
 
 
@@ -396,3 +400,26 @@ async def test_every_mode_runs(tmp_path: Path, mode: str) -> None:
     async with prl.Pipeline(simulated(pipeline=MODES[mode]), run_dir=tmp_path / "run") as running:
         reports = await take_steps(running, 4)
     assert [report.version for report in reports] == [1, 2, 3, 4]
+
+
+@in_virtual_time
+async def test_a_pipeline_serves_a_page_to_those_who_ask_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``on_page`` hears where; without it, or with ``view.enabled = false``, nothing listens; no process is made."""
+
+    async def nobody(_: socket.socket) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(beside, "_knock", nobody)
+    told: list[str] = []
+    async with prl.Pipeline(simulated(), run_dir=tmp_path / "a", on_page=told.append) as pipeline:
+        await pipeline.step()
+        assert json.loads((tmp_path / "a" / FILE).read_text())["url"] == told[0]
+        assert not (tmp_path / "a" / "logs" / "view.log").exists()
+    assert not (tmp_path / "a" / FILE).exists()
+    off = simulated(view=ViewConfig(enabled=False))
+    for name, config, on_page in (("b", simulated(), None), ("c", off, told.append)):
+        async with prl.Pipeline(config, run_dir=tmp_path / name, on_page=on_page):
+            assert not (tmp_path / name / FILE).exists()
+    assert len(told) == 1

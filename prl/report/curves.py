@@ -92,18 +92,27 @@ def _of(run: Told, key: str, *, is_only: bool = True, label: str | None = None) 
 def _evaluations(runs: Sequence[Told]) -> Panel:
     curves = []
     for run in runs:
-        whole = [line for line in run.evaluations if line.get("complete", True) and _is_number(line.get("reward_mean"))]
+        whole = [line for line in run.evaluations if line.get("complete", True)]
         label = "mean reward" if len(runs) == 1 else run.name
-        curves += _points(label, [(line["step"], line["reward_mean"], line.get("interval")) for line in whole])
-        if len(runs) > 1:
-            continue
-        for k in sorted({k for line in whole for k in line.get("pass_at") or {}}, key=lambda k: (len(k), k)):
-            found = [(line["step"], line["pass_at"][k]) for line in whole if k in (line.get("pass_at") or {})]
-            curves += _points(
-                f"pass@{k}",
-                [(step, told.get("mean"), (told.get("low"), told.get("high"))) for step, told in found if told],
-            )
+        curves += _points(label, [(line["step"], line.get("reward_mean"), line.get("interval")) for line in whole])
+        if len(runs) == 1:
+            curves += [curve for k in _ks(whole) for curve in _points(f"pass@{k}", _passed(whole, k))]
     return Panel("Evaluations", "held-out prompts, with 95% intervals", curves)
+
+
+def _ks(lines: Sequence[dict[str, Any]]) -> list[str]:
+    found = {k for line in lines if isinstance(line.get("pass_at"), dict) for k in line["pass_at"]}
+    return sorted(found, key=lambda k: (len(k), k))
+
+
+def _passed(lines: Sequence[dict[str, Any]], k: str) -> list[tuple[Any, Any, Any]]:
+    """Step, pass@k and its interval of each line that has them."""
+    found = []
+    for line in lines:
+        told = line["pass_at"].get(k) if isinstance(line.get("pass_at"), dict) else None
+        if isinstance(told, dict):
+            found.append((line["step"], told.get("mean"), (told.get("low"), told.get("high"))))
+    return found
 
 
 def _points(label: str, rows: list[tuple[Any, Any, Any]]) -> list[Curve]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,26 @@ from prl.errors import ConfigError
 from prl.view import facts
 from prl.view.columns import Columns
 from prl.view.facts import Setting
-from prl.view.files import last_lines
+from prl.view.files import last_lines, read_at
 from prl.view.run import OpenRun
 from prl.view.runs import is_run, state_of
 
-NUM_EVENTS, NUM_SAMPLES = 30, 4
+NUM_EVENTS = 30
 _SAMPLE_BYTES = 1 << 20
 _WITHOUT_LIMIT_S = 1e9
+
+
+class Sample(msgspec.Struct):
+    """What is shown of a line of ``samples.jsonl``."""
+
+    step: int
+    reward: float
+    finish: str = ""
+    prompt: str = ""
+    completion: str = ""
+    parts: dict[str, float | None] = {}
+    token_ids: list[int] = []
+    versions: list[int] = []
 
 
 class Told(NamedTuple):
@@ -37,7 +51,7 @@ class Told(NamedTuple):
     """The last warnings and errors, oldest first."""
     kinds: list[tuple[str, int]]
     """Events that are warnings or errors, by their sentence, the most frequent first."""
-    samples: list[dict[str, Any]]
+    samples: list[Sample]
     """A few of the first step that was written, and of the last."""
     skipped: dict[str, int]
 
@@ -85,20 +99,17 @@ def dropped(columns: Columns) -> dict[str, int]:
     return {name.removeprefix("dropped_"): int(total(columns, name)) for name in names}
 
 
-def _samples(path: Path) -> list[dict[str, Any]]:
+def _samples(path: Path) -> list[Sample]:
     """The best and the worst of the first lines' first step, and of the last lines' last."""
-    first = _lines(read_head(path))
-    last = _lines(last_lines(path, _SAMPLE_BYTES))
-    at_first = [line for line in first if line.get("step") == first[0].get("step")]
-    at_last = [line for line in last if line.get("step") == last[-1].get("step")]
-    found = _extremes(at_first)
-    return found if at_first[:1] == at_last[:1] else found + _extremes(at_last)
+    first, last = _decoded(_first_lines(path)), _decoded(last_lines(path, _SAMPLE_BYTES))
+    if not first or not last:
+        return []
+    at_first = [sample for sample in first if sample.step == first[0].step]
+    at_last = [sample for sample in last if sample.step == last[-1].step]
+    return _extremes(at_first) + (_extremes(at_last) if first[0].step != last[-1].step else [])
 
 
-def read_head(path: Path) -> list[bytes]:
-    """The first whole lines of a file."""
-    from prl.view.files import read_at  # noqa: PLC0415 -- beside what reads the end
-
+def _first_lines(path: Path) -> list[bytes]:
     try:
         found = read_at(path, 0, _SAMPLE_BYTES)
     except OSError:
@@ -106,20 +117,15 @@ def read_head(path: Path) -> list[bytes]:
     return found.rpartition(b"\n")[0].splitlines()
 
 
-def _lines(texts: list[bytes]) -> list[dict[str, Any]]:
+def _decoded(lines: list[bytes]) -> list[Sample]:
     found = []
-    for text in texts:
-        try:
-            found.append(msgspec.json.decode(text, type=dict[str, Any]))
-        except msgspec.MsgspecError:
-            continue
+    for line in lines:
+        with suppress(msgspec.MsgspecError):
+            found.append(msgspec.json.decode(line, type=Sample))
     return found
 
 
-def _extremes(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The line with the largest reward and that with the least, or the only one."""
-    judged = [line for line in lines if isinstance(line.get("reward"), int | float)]
-    if not judged:
-        return []
-    best, worst = (choose(judged, key=lambda line: line["reward"]) for choose in (max, min))
-    return [best] if best["reward"] == worst["reward"] else [best, worst]
+def _extremes(samples: list[Sample]) -> list[Sample]:
+    """The sample with the largest reward and that with the least, or one where they are equal."""
+    best, worst = (choose(samples, key=lambda sample: sample.reward) for choose in (max, min))
+    return [best] if best.reward == worst.reward else [best, worst]

@@ -10,7 +10,7 @@ import numpy as np
 
 from prl.progress import duration
 from prl.report.curves import panels
-from prl.report.gather import Told, dropped, total
+from prl.report.gather import Sample, Told, dropped, total
 from prl.report.style import STYLE
 from prl.report.svg import svg
 from prl.report.words import shown
@@ -116,7 +116,7 @@ def _facts(runs: Sequence[Told]) -> Iterator[list[Any]]:
             yield [label, *("-" if value is None else value for value in values)]
     yield ["time in steps", *(duration(total(run.columns, "time_s")) for run in runs)]
     for key in dict.fromkeys(key for run in runs for key in run.versions):
-        yield [key, *(_value(run.versions.get(key)) for run in runs)]
+        yield [key, *(_version(run.versions.get(key)) for run in runs)]
 
 
 def _setting(run: Told, key: str) -> Any:
@@ -171,21 +171,27 @@ def _said(event: dict[str, Any]) -> str:
     return "  ".join([str(event.get("event", "")), *facts])
 
 
-def _sample(line: dict[str, Any]) -> str:
-    versions = line.get("versions") or [0]
+def _sample(sample: Sample) -> str:
     told = {
-        "step": line.get("step"),
-        "reward": line.get("reward"),
-        "finish": line.get("finish"),
-        "tokens": len(line.get("token_ids") or []),
-        "weight versions": f"{min(versions)} to {max(versions)}",
-        **{f"part {name}": value for name, value in (line.get("parts") or {}).items()},
+        "step": sample.step,
+        "reward": sample.reward,
+        "finish": sample.finish,
+        "tokens": len(sample.token_ids),
+        "weight versions": f"{min(sample.versions, default='-')} to {max(sample.versions, default='-')}",
+        **{f"part {name}": value for name, value in sample.parts.items()},
     }
     facts = ", ".join(f"{shown(name, 80)} {shown(value, 80)}" for name, value in told.items())
     return (
-        f'<article><p class="unit">{facts}</p><h3>Prompt</h3><pre>{shown(line.get("prompt", ""))}</pre>'
-        f"<h3>Completion</h3><pre>{shown(line.get('completion', ''))}</pre></article>"
+        f'<article><p class="unit">{facts}</p><h3>Prompt</h3><pre>{shown(sample.prompt)}</pre>'
+        f"<h3>Completion</h3><pre>{shown(sample.completion)}</pre></article>"
     )
+
+
+def _version(value: Any) -> Any:
+    """Devices by their names."""
+    if isinstance(value, list):
+        return ", ".join(str(each.get("name", each)) if isinstance(each, dict) else str(each) for each in value)
+    return "-" if value is None else value
 
 
 def _value(value: Any) -> Any:

@@ -13,6 +13,7 @@ It reads the run's files as they grow and passes on what is new, in order, until
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -36,6 +37,8 @@ from prl.trackers.names import curves_of_evaluation, curves_of_step
 POLL_S = 0.5
 MAX_TRIES = 5
 MAX_TRIES_AT_END = 3
+EXIT_TIMEOUT_S = 5
+"""For what a tracker's package does at the exit of the interpreter, when all is sent."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S, _PAUSE_AT_END_S = 1.0, 60.0, 0.5
 _BATCH = 32
 """Points between two notes of how far it is: at most so many are sent twice by a process that follows a killed one."""
@@ -204,7 +207,10 @@ def main(arguments: list[str]) -> int:
     os.nice(_NICENESS)  # the engines need the processor more
     run_dir, index, part, first_step = Path(arguments[0]), int(arguments[1]), arguments[2], int(arguments[3])
     config = load_config(run_dir / "config.toml")
-    return Sender(run_dir, config, index, part=part, first_step=first_step).run()
+    code = Sender(run_dir, config, index, part=part, first_step=first_step).run()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(EXIT_TIMEOUT_S)  # the kernel's, so that it also ends what hangs in C code with the interpreter lock
+    return code
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class _Fed:
         self._started_at = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._restart_at: float | None = None
-        self._is_troubled = False
+        self._is_troubled = self._is_said = False
 
     async def start(self, part: str, first_step: int) -> None:
         self._part, self._first_step = part, first_step
@@ -111,6 +111,9 @@ class _Fed:
             self._later(hung)
         elif self.state.error:
             self._trouble(self.state.error)
+        elif not self._is_said and self.state.part == self._part:
+            log.info("a tracker has the run", tracker=self.label, id=self.state.id, url=self.state.url)
+            self._is_said = True
         elif self._is_troubled and self.state.part == self._part:
             log.info("a tracker goes on", tracker=self.label)
             self._is_troubled, self._pause_s = False, _FIRST_PAUSE_S

@@ -2,6 +2,7 @@
 
 - The x axis of every curve is the logged ``step``, not the counter of calls that W&B keeps: metrics and evaluations may
   then come in any order, and a resumed run goes on where it was.
+- The service of W&B, a process of its own, writes a moment later: a run that is killed lacks the last seconds there.
 - W&B cannot take back what it got: of steps that are done again the values that came first stay.
 """
 
@@ -15,6 +16,8 @@ from typing import Any, Literal
 from prl.trackers.base import Opened, TrackedRun
 
 STEP = "step"
+FLUSH_S = 2.0
+"""Between two writes of W&B's own file: what a killed run may lack there."""
 
 
 class WeightsAndBiases:
@@ -53,6 +56,8 @@ class WeightsAndBiases:
             x_disable_stats=True,
             x_save_requirements=False,
         )
+        if hasattr(settings, "x_transaction_log_flush_interval"):  # not in every version
+            settings.x_transaction_log_flush_interval = FLUSH_S
         self._run = wandb.init(
             **self._options,
             id=run.id or secrets.token_hex(4),
@@ -71,7 +76,7 @@ class WeightsAndBiases:
         self._run.log({STEP: step, **values})
 
     def flush(self) -> None:
-        """Nothing: the service of W&B, a process of its own, has it already."""
+        """Nothing: the service of W&B has it, and writes it within ``FLUSH_S``."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """The summary beside the last values, and how it ended; waits until all is sent."""

@@ -40,8 +40,8 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
-async def test_a_run_has_its_curves_and_those_of_its_trackers(tmp_path: Path) -> None:
-    """A whole run, with one tracker that works and one that always fails, which costs a warning and no more."""
+async def test_a_run_that_is_resumed_goes_on_with_its_curves(tmp_path: Path) -> None:
+    """A whole run in two parts, with one tracker that works and one that always fails, which costs a warning."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     config = config_with(
         TrackerConfig(name=f"{FAKES}:Notebook", options={"path": str(good)}, close_timeout_s=END_S),
@@ -50,16 +50,18 @@ async def test_a_run_has_its_curves_and_those_of_its_trackers(tmp_path: Path) ->
         sampling=SamplingConfig(max_tokens=4),
         eval=EvalConfig(num_samples=2),
     )
-    async with prl.Pipeline(config, run_dir=tmp_path / "run") as pipeline:
-        for _ in range(2):
+    for resume in (False, True):
+        async with prl.Pipeline(config, run_dir=tmp_path / "run", resume=resume) as pipeline:
             await pipeline.step()
     assert pipeline.summary is not None
     assert pipeline.summary.status == "done"
-    found = notes(good)
+    found = [entry[:2] if entry[0] == "log" else entry for entry in notes(good)]
+    second = found.index(["finish", "stopped"]) + 1
     assert found[0] == ["open", "", 0, -1]
-    assert sorted(step for kind, step, *_ in found if kind == "log") == [0, 1, 2, 2]  # two evaluations, two steps
-    assert found[-1] == ["finish", "done"]
-    assert notes(bad) == [["open", "", 0, -1]]
+    assert sorted(found[1 : second - 1]) == [["log", 0], ["log", 1]]  # an evaluation, and a step
+    assert found[second:] == [["open", "notebook-1", 1, 1], ["log", 2], ["log", 2], ["finish", "done"]]
+    assert notes(bad)[0] == ["open", "", 0, -1]
+    assert {kind for kind, *_ in notes(bad)} == {"open"}
     assert psutil.Process().children(recursive=True) == []
 
 
