@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -122,6 +123,8 @@ class WeightSync:
         self._is_pushed = asyncio.Event()
         self._proof: Wait | None = None
         """What a proof under way waits for."""
+        self.gap_mean: float | None = None
+        """The mean of the probe's differences at the last proof, of the worst engine; None before the first."""
         self.verify_gap: float | None = None
         """How far the probe's log-probabilities of the worst engine were from the trainer's at the last proof."""
         self.version = -1
@@ -239,27 +242,33 @@ class WeightSync:
 
     async def _prove(self) -> None:
         """Compare both sides on the probe. An engine that dies of it is mended; the others are asked again."""
+        mended = False
         while (expected := self._expected) is not None:
             try:
-                found = await self._asked()
+                found = await self._asked(resume=mended)
                 break
             except PrlError as error:
                 failed = error
-            if not await self._mend(self.version):
+            if not (mended := await self._mend(self.version)):
                 raise_as_it_was(failed)
         else:
             return
         self.verify_gap = self._largest_gap(self.version, expected, found)
+        self.gap_mean = max(
+            (statistics.fmean(_differences(expected, of_one)) for of_one in found.values()), default=None
+        )
         self._check_moved(self.version, expected, found)
         self._proven, self._expected = (expected, found), None
         self._is_pushed.clear()
 
-    async def _asked(self) -> dict[str, list[float]]:
-        """What the engines say of the probe."""
+    async def _asked(self, *, resume: bool) -> dict[str, list[float]]:
+        """What the engines say of the probe; ``resume``: mending has paused them, and who is paused says nothing."""
         what, pending = f"the proof of version {self.version}", dict[str, str]()
         try:
             with waiting(what, limit_s=self._timeout_s):
                 async with awake_timeout(self._timeout_s):
+                    if resume:
+                        await together(pending, "resume", engines=self._engines.resume)
                     score = partial(self._engines.score, self._probe)
                     found: dict[str, list[float]] = (await together(pending, "verification", engines=score))["engines"]
         except SideError as failed:
