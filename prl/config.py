@@ -21,6 +21,7 @@ from prl.config_environment import EnvironmentConfig, GatewayConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
+from prl.config_simulate import SimulateConfig
 from prl.config_trackers import TrackerConfig
 from prl.config_view import ViewConfig
 
@@ -57,6 +58,13 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     max_lag: NonNegative | None = None
     """Hard bound on the lag of a sample's oldest token, in steps; 0 is synchronous; absent is the paper's mode, where
     the lag follows from how much the engines hold."""
+    target_ess: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Hold the effective sample size of a batch here: the groups (without ``max_lag``, the streams) under way are moved
+    between a synchronous run's and what ``max_lag`` (or the engines) allow, so that lag is spent where it costs little.
+    Absent: as many as are allowed are under way."""
+    batches_ahead: Positive = 2
+    """In the paper's mode, batches of groups that are ready or in a step when admission stops: 2 are one in the trainer
+    and the next one complete beside it. More keep the engines full where lengths come in waves, and age."""
     groups_per_step: Positive = 8
     """Prompts per optimiser step."""
     group_size: Positive = 8
@@ -72,10 +80,17 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
 class EngineConfig(Table, frozen=True, kw_only=True):
     """``[engine]``: what samples."""
 
-    kind: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
-    """``auto`` takes vLLM where it is installed and transformers' continuous batching elsewhere, and says which."""
+    kind: Literal["auto", "vllm", "transformers", "server", "simulated"] = "auto"
+    """``auto`` takes vLLM where it is installed and transformers' continuous batching elsewhere, and says which.
+    ``server`` starts none here: all are ``servers``."""
     count: Positive = 1
-    """Number of engines, each with GPUs of its own, or with cores of its own where there are enough."""
+    """Number of engines started here, each with GPUs of its own, or with cores of its own where there are enough; not
+    read where ``kind = "server"``."""
+    servers: list[str] = field(default_factory=list)
+    """Addresses of ``vllm serve`` processes, such as ``http://host:8000``: each is one engine more, beside those that
+    are started here, with ``max_num_seqs`` streams. ``docs/servers.md`` says how they are started."""
+    api_key_env: str | None = None
+    """The environment variable that holds the API key of ``servers``; absent: they want none."""
     dtype: Dtype = "float32"
     """Type the engine holds and computes in."""
     max_num_seqs: Positive = 64
@@ -106,6 +121,16 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """How long the run waits for engines that are started again, the time in which the trainer is not counted."""
     token_timeout_s: PositiveFloat = 60.0
     """Longest wait for the next token of an open stream while the engine is not paused."""
+
+    @property
+    def num_local(self) -> int:
+        """Engines that are started here."""
+        return 0 if self.kind == "server" else self.count
+
+    @property
+    def num_engines(self) -> int:
+        """All engines that the run begins with."""
+        return self.num_local + len(self.servers)
 
 
 class SamplingConfig(Table, frozen=True, kw_only=True):
@@ -174,6 +199,9 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
 
     transport: Literal["auto", "gloo", "nccl"] = "auto"
     """``auto`` takes nccl where trainer and engines are on CUDA, and gloo elsewhere or where adapters travel alone."""
+    host: str | None = None
+    """Where trainer and engines meet: an address of rank 0's host that every server reaches. Absent: loopback where all
+    are on one machine, else the address of rank 0's host on its way to the first server that is on another."""
     timeout_s: PositiveFloat = 60.0
     """Deadline of one whole update, verification included."""
     verify_every: NonNegative = 1
@@ -236,6 +264,7 @@ class Config(Table, frozen=True, kw_only=True):
     view: ViewConfig = ViewConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     gateway: GatewayConfig = GatewayConfig()
+    simulate: SimulateConfig = SimulateConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train, unless an environment gives rewards of its own: all of them are added."""
     trackers: list[TrackerConfig] = field(default_factory=list)

@@ -96,6 +96,7 @@ class Pipeline:
         self._resume, self._console, self._on_page = resume, console, on_page
         self._overview = Overview(config, self.run_dir, on_stage)
         self._record = RunRecord(config, self.run_dir)
+        self._governor = parts.make_governor(config)
         self._trackers, self._figures = Feed(config, self.run_dir), Figures()
         self._failure = FirstFailure()
         self._assembly = Assembly(
@@ -141,6 +142,8 @@ class Pipeline:
             self._record.totals.eval_before = (await self.evaluate()).reward_mean
         self._stack.enter_context(frozen_heap())
         await self._loops.enter_async_context(running(self._record.journal.run(self._failure)))
+        if self._governor is not None:
+            controller.resize(self._governor.slots)
         await self._loops.enter_async_context(running(controller.run()))
         controller.reporter.meter.restart()
         step = controller.step_number
@@ -207,8 +210,9 @@ class Pipeline:
         with self._overview.doing(f"step {controller.step_number + 1}", aside=True):
             step = await controller.step()
             evaluator.pushed(sync.version)
-            if not parts.has_bound(self.config):
-                controller.resize(parts.num_streams(self.config, fleet.engines.num_engines))
+            slots = parts.slots_after(self.config, self._governor, step.report, fleet.engines.num_engines)
+            if slots is not None:
+                controller.resize(slots)
             with self._failure.interrupts():
                 self._figures.add(step.report)
                 await self._record.step(step)
@@ -261,17 +265,18 @@ class Pipeline:
         """Each engine: how far it is, what it serves, what it did; none before they are started."""
         return self._overview.engines()
 
-    async def add_engine(self) -> str:
-        """Start another engine beside those that serve; its name, such as ``engine-2``.
+    async def add_engine(self, server: str | None = None) -> str:
+        """Start another engine beside those that serve, or open the ``server`` at an address; its name: ``engine-2``.
 
         It starts in the background, receives the current weights, and serves then: ``engines()`` says how far it is.
         It is tried again like one that died. What it costs the others is the start's share of the machine, and a new
         weight group at the next push.
 
         Raises:
-            RefusedError: the machine has no room for it, or the run does not train (yet, or any more).
+            RefusedError: the machine has no room for it, there is that server already, or the run does not train (yet,
+                or any more).
         """
-        return await self._steered().add()
+        return await self._steered().add(server)
 
     async def remove_engine(self, name: str, *, force: bool = False) -> str:
         """Take an engine out: ``engine-1``, or just ``1``. Returns its name.

@@ -34,6 +34,14 @@ def test_the_defaults_agree_with_each_other() -> None:
 @pytest.mark.parametrize(
     ("changes", "keys"),
     [
+        (
+            {"pipeline": {"mode": "conventional", "target_ess": 0.9}},
+            ["pipeline.target_ess = 0.9", "pipeline.mode = 'conventional'"],
+        ),
+        (
+            {"pipeline": {"max_lag": 0, "target_ess": 0.9}},
+            ["pipeline.target_ess = 0.9", "pipeline.max_lag = 0", "set max_lag to the most"],
+        ),
         ({"pipeline": {"mode": "conventional", "max_lag": 3}}, ["pipeline.max_lag = 3", "steps_per_round"]),
         (
             {"pipeline": {"group_size": 9}, "engine": {"count": 2, "max_num_seqs": 4}},
@@ -46,6 +54,13 @@ def test_the_defaults_agree_with_each_other() -> None:
         (
             {"weights": {"transport": "nccl"}, "engine": {"kind": "transformers"}},
             ["weights.transport = 'nccl'", "engine.kind = 'transformers'"],
+        ),
+        ({"engine": {"kind": "server"}}, ['engine.kind = "server" needs engine.servers', "docs/servers.md"]),
+        ({"engine": {"servers": ["host:8000"]}}, ["engine.servers: 'host:8000' is no address", "http://host:8000"]),
+        ({"engine": {"servers": ["http://a:1", "http://a:1/"]}}, ["engine.servers names http://a:1 twice"]),
+        (
+            {"engine": {"kind": "simulated", "servers": ["http://a:1"]}, "trainer": {"kind": "simulated"}},
+            ["engine.servers conflicts with engine.kind = 'simulated'"],
         ),
         ({"weights": {"transport": "nccl"}, "trainer": {"device": "cpu"}}, ["weights.transport = 'nccl'", "cpu"]),
         ({"pipeline": {"group_size": 1}}, ["pipeline.group_size = 1", "leave_one_out", "at least 2"]),

@@ -29,7 +29,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import NO_TOKEN, GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
-from prl.engines.seat import EngineStatus, Seat
+from prl.engines.seat import EngineStatus, Place, Seat
 from prl.engines.seats import ANSWER_MARGIN_S, Remake, Seats
 from prl.errors import EngineDeadError, EngineError, EngineLeftError, PrlError
 from prl.log import get_logger
@@ -54,6 +54,8 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_generated: int
     busy_s: float
     """Mean over the engines of the seconds with at least one open stream and not paused (``tally.py``)."""
+    stream_s: float
+    """Seconds of all streams added up, of all engines."""
     busy_fraction: float
     """``busy_s`` over the seconds since the pool was opened."""
     paused: bool
@@ -69,8 +71,8 @@ class EnginePool:
         config: placement and deadlines.
         gate_timeout_s: longest wait of a new stream for a paused pool to resume; give it ``weights.timeout_s``. It
             begins anew with every update that is tried again, and does not run out while no engine is there.
-        remake: makes another engine, not opened, for a seat's index and its place on the machine; None: the first death
-            ends the run.
+        remake: makes another engine, not opened, for a seat's index and its place; None: the first death ends the run.
+        places: where each engine computes; absent: each on its share of this machine.
         timeline: shows what the engines do.
     """
 
@@ -81,11 +83,12 @@ class EnginePool:
         *,
         gate_timeout_s: float,
         remake: Remake | None = None,
+        places: Sequence[Place] | None = None,
         timeline: Timeline | None = None,
     ) -> None:
         self.deadlines = Deadlines()
         """Of all that wait for streams to go on."""
-        self.seats = Seats(engines, config, remake, timeline=timeline)
+        self.seats = Seats(engines, config, remake, places, timeline=timeline)
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
         self._config, self._gate_timeout_s = config, gate_timeout_s
@@ -234,6 +237,7 @@ class EnginePool:
             waiting=self._num_waiting,
             tokens_generated=tokens_generated,
             busy_s=busy_s,
+            stream_s=self.seats.tally.stream_s(),
             busy_fraction=busy_s / open_s if open_s > 0 else 0.0,
             paused=not self._gate.is_set(),
             dead=[seat.engine.name for seat in self.seats.all if not seat.serves],
@@ -306,6 +310,11 @@ class EnginePool:
         """Count a stream on an engine, as soon as one serves."""
         while True:
             await self._pass_gate()
+            if known := self.seats.known_to_serve():
+                seat = self.seats.at(self._placement.place(group, known))
+                if seat.serves:
+                    return seat
+                self._placement.leave(group, seat.index)
             if usable := self.seats.serving():
                 seat = self.seats.at(self._placement.place(group, usable))
                 seat.lane.streams(self._placement.running[seat.index])
