@@ -105,6 +105,8 @@ SMALL = {
     "pipeline.group_size": "4",
     "trainer.num_replicas": "2",
     "trainer.heartbeat_timeout_s": "10",
+    "engine.token_timeout_s": "15",
+    "engine.max_num_seqs": "16",
     "eval.num_samples": "0",
 }
 TRAINERS = ["trainer-0", "trainer-1"]
@@ -118,22 +120,39 @@ def _audit(job: Cluster) -> str:
     return done.stdout
 
 
-@WHOLE
-@pytest.mark.timeout(900)
-def test_a_trainers_host_that_was_away_comes_back(tmp_path: Path) -> None:
-    """The cable to a rank is pulled for longer than its deadline: all ranks come back, and nothing is lost or twice.
+ENGINES = ["engine-0", "engine-1"]
 
-    Both torchruns leave with 0 when the run is over.
+
+@WHOLE
+@pytest.mark.timeout(1200)
+def test_the_default_job_runs_over_five_hosts_and_a_cable_that_is_pulled(tmp_path: Path) -> None:
+    """An engine that cannot be reached is taken out, the run goes on, and once healed it has the current weights again.
+
+    Then the cable to a rank is pulled for longer than its deadline: all ranks come back from the checkpoint. At the end
+    nothing is lost and nothing was trained twice, and both torchruns leave with 0.
     """
-    with laid_out("controller", *TRAINERS) as network, cluster(network, tmp_path) as job:
+    settings = {**SMALL, **TIME}
+    with laid_out("controller", *TRAINERS, *ENGINES) as network, cluster(network, tmp_path) as job:
         job.start_ranks(TRAINERS)
-        job.start_controller({**SMALL, **TIME, "engine.kind": "transformers", "engine.count": "1"})
-        job.wait_until("step 3", lambda: job.step >= 3, 400)
+        servers = job.start_servers(ENGINES, settings)
+        job.start_controller({**settings, **servers})
+        job.wait_until("step 3", lambda: job.step >= 3, 500)
+
+        network.cut("engine-1")
+        job.wait_until("the loss", lambda: job.happened("an engine is lost"), 120)
+        step = job.step
+        job.wait_until("two steps on one engine", lambda: job.step >= step + 2, 200)
+        network.heal("engine-1")
+        job.wait_until("the return", lambda: job.happened("an engine serves again"), 200)
+
         network.cut("trainer-1")
         job.wait_until("the death", lambda: job.happened("the trainer is started again"), 120)
         network.heal("trainer-1")
         job.wait_until("the return", lambda: job.happened("the trainer goes on"), 300)
-        assert job.wait("controller", 300) == 0, job.logs()
+        assert job.wait("controller", 600) == 0, job.logs()
         assert [job.wait(f"torchrun on {host}", 60) for host in TRAINERS] == [0, 0]
     counted = _audit(job)
-    assert "steps                               24" in counted
+    assert f"steps                               {settings['run.num_steps']}" in counted
+    (back,) = [event for event in job.events() if event["event"] == "an engine serves again"]
+    assert back["engine"] == "engine-1"
+    assert back["version"] >= step + 2
