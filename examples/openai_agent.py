@@ -40,6 +40,8 @@ async def solve(client: openai.AsyncOpenAI, question: str) -> str:
 class SolvedByAgent:
     """Lets the agent play; the episodes share one client's connections."""
 
+    asks_over_http = True
+
     async def open(self) -> None:
         """Make the client once: it costs milliseconds."""
         self._client = openai.AsyncOpenAI(base_url="http://localhost", api_key="of the episode")

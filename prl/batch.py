@@ -10,7 +10,7 @@ Invariants:
   the same places on all ranks, so that nobody makes a backward pass for them. One pass is always made: an optimiser
   step whose gradient is 0 is still a step.
 - An episode becomes a sample for each of its token sequences: what was sampled in any turn is trained, and what stood
-  before it (a prompt, a user's answer, a tool's result) never is. All of them have the advantage of the episode.
+  before it (a prompt, a user's answer, a tool's result) never is. ``credit.py`` says which advantage a turn has.
 - ``num_sequences`` is counted over the whole batch after masking, so the loss does not depend on the plan.
 """
 
@@ -22,6 +22,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 from prl.advantage import Advantage
+from prl.credit import Credit, advantages_of
 from prl.shaping import Shaping, plain
 from prl.types import Batch, Completion, Group, Prompt, Sample
 
@@ -42,15 +43,22 @@ def make_sample(prompt: Prompt, completion: Completion, advantage: float, *, tra
     )
 
 
-def make_samples(prompt: Prompt, completion: Completion, advantage: float, *, trained: bool = True) -> list[Sample]:
-    """The samples of a completion: one, but for an episode with turns that do not extend what was before them."""
+def make_samples(
+    prompt: Prompt, completion: Completion, advantages: Sequence[float], *, trained: bool = True
+) -> list[Sample]:
+    """The samples of a completion: one, but for an episode with turns that do not extend what was before them.
+
+    There is an advantage for each turn, and one where there are none.
+    """
     if not completion.turns:
+        (advantage,) = advantages
         return [make_sample(prompt, completion, advantage, trained=trained)]
     samples = [Sample(token_ids=[], loss_mask=[], logprobs=[], versions=[], advantages=[])] * (
         1 + max(turn.sample for turn in completion.turns)
     )
-    mask, value, at = int(trained), advantage if trained else 0.0, 0
-    for turn in completion.turns:
+    mask, at = int(trained), 0
+    for turn, advantage in zip(completion.turns, advantages, strict=True):
+        value = advantage if trained else 0.0
         before, num_context, end = samples[turn.sample], len(turn.context), at + turn.num_sampled
         samples[turn.sample] = Sample(
             token_ids=[*before.token_ids, *turn.context, *completion.token_ids[at:end]],
@@ -68,6 +76,7 @@ def make_batch(
     groups: Sequence[Group],
     *,
     advantage: Advantage,
+    credit: Credit = "episode",
     num_ranks: int,
     max_tokens_per_microbatch: int,
     rewards_of: Shaping = plain,
@@ -80,13 +89,13 @@ def make_batch(
     statistics, and no longer in the loss's denominator. ``only_advantages_teach`` says that the loss has a gradient
     only where an advantage is not 0.
     """
-    advantages_BG = advantage([rewards_of(group) for group in groups])
+    advantages_BGT = advantages_of(groups, [rewards_of(group) for group in groups], advantage, credit)
     samples = [
         sample
-        for group, advantages_G in zip(groups, advantages_BG, strict=True)
-        for completion, value in zip(group.completions, advantages_G, strict=True)
+        for group, advantages_GT in zip(groups, advantages_BGT, strict=True)
+        for completion, advantages_T in zip(group.completions, advantages_GT, strict=True)
         for sample in make_samples(
-            group.prompt, completion, value, trained=not (mask_overlong and completion.finish == "length")
+            group.prompt, completion, advantages_T, trained=not (mask_overlong and completion.finish == "length")
         )
     ]
     teaching = [index for index, sample in enumerate(samples) if not only_advantages_teach or any(sample.advantages)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from prl.config import Config
 from prl.config_algorithm import LOSS_OPTIONS, is_own
+from prl.config_environment import SINGLE_TURN
 from prl.plugins import nearest
 from prl.trainer.losses import LOSSES
 
@@ -66,6 +67,17 @@ def _advantage(config: Config) -> Iterator[str]:
         )
     if advantage.name == "reinforce_pp" and pipeline.group_size * pipeline.groups_per_step == 1:
         yield "advantage.name = 'reinforce_pp' needs at least 2 completions a step: groups_per_step x group_size = 1"
+    if advantage.credit == "reward_to_go":
+        if config.environment.name == SINGLE_TURN:
+            yield (
+                "advantage.credit = 'reward_to_go' tells the turns of an episode apart, and environment.name ="
+                f" {SINGLE_TURN!r} has one: name an environment, or remove it"
+            )
+        if advantage.name == "reinforce_pp":
+            yield (
+                "advantage.credit = 'reward_to_go' conflicts with advantage.name = 'reinforce_pp', which compares with"
+                " the whole batch and knows no turns: take another advantage, or credit = 'episode'"
+            )
     if advantage.name == "dr_grpo" and config.loss.aggregation != "fixed_length":
         yield (
             f"advantage.name = 'dr_grpo' needs loss.aggregation = 'fixed_length', not {config.loss.aggregation!r}:"

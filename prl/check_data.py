@@ -8,6 +8,7 @@ from pathlib import PurePath
 from prl import word_problems
 from prl.config import Config
 from prl.config_data import READ_FROM_PATH, DataConfig, SourceConfig, SourceKind, SourceTable
+from prl.config_environment import VERIFIERS
 
 _ENDINGS: dict[str, SourceKind] = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", "": "dataset"}
 _SHARED = ("columns", "answer_after")
@@ -31,6 +32,7 @@ def check_data(config: Config) -> Iterator[str]:
             yield from _source(f"data.sources.{number}", source)
     else:
         yield from _source("data", data)
+    yield from _verifiers(config)
     yield from _filter(config)
     yield from _curriculum(config)
     yield from _held_out(config)
@@ -64,6 +66,15 @@ def _source(key: str, source: SourceTable) -> Iterator[str]:
         yield (
             f"{key}.level = {source.level} conflicts with {key}.source = 'word_problems', whose levels are 1 to"
             f" {word_problems.NUM_LEVELS}"
+        )
+
+
+def _verifiers(config: Config) -> Iterator[str]:
+    sources: Sequence[SourceTable] = config.data.sources or [config.data]
+    if any(each.source == VERIFIERS for each in sources) and config.environment.name != VERIFIERS:
+        yield (
+            f"data.source = {VERIFIERS!r} gives the prompts of the environment that is played, and environment.name ="
+            f" {config.environment.name!r}: set it to {VERIFIERS!r}, or name another source"
         )
 
 

@@ -90,7 +90,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if unknown := [word for word in rest if word.startswith("-") or "=" not in word or not arguments.set]:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     arguments.set = [*arguments.set, *rest]
     return arguments
 
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         module = importlib.import_module(f"prl.commands.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.ABOUT, epilog=module.EXAMPLES)
         module.add_arguments(command)
-        command.set_defaults(command=module.run, set=[])
+        command.set_defaults(command=module.run, set=[], parser=command)
     return parser
 
 

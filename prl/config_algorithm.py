@@ -91,6 +91,10 @@ class AdvantageConfig(Table, frozen=True, kw_only=True):
     mean of the group; ``dr_grpo`` is the same and insists on the other half of Dr. GRPO, ``loss.aggregation =
     "fixed_length"``. ``group_mean_std``: that over the group's standard deviation (GRPO). ``reinforce_pp``: normalised
     over the whole batch (REINFORCE++)."""
+    credit: Literal["episode", "reward_to_go"] = "episode"
+    """What the turns of an ``[environment]``'s episode answer for. ``episode``: each for all of its reward.
+    ``reward_to_go``: each for what is given after it was asked for, compared with the others' at the same turn
+    (``credit.py``), so that rewards which are given between turns are credited where they were earned."""
     zero_variance: Literal["keep", "refill"] = "keep"
     """A group whose rewards are all equal teaches nothing: train on it all the same, or drop it and roll out another
     prompt in its slot (DAPO's dynamic sampling)."""

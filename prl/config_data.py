@@ -12,7 +12,7 @@ from msgspec import Meta, field
 
 from prl.config_fields import Fraction, NonNegative, Positive, PositiveFloat, Table
 
-SourceKind = Literal["arithmetic", "word_problems", "jsonl", "csv", "parquet", "dataset", "reasoning_gym"]
+SourceKind = Literal["arithmetic", "word_problems", "jsonl", "csv", "parquet", "dataset", "reasoning_gym", "verifiers"]
 READ_FROM_PATH: tuple[SourceKind, ...] = ("jsonl", "csv", "parquet", "dataset")
 """Kinds whose rows somebody else wrote: they have a path and columns."""
 
@@ -23,7 +23,8 @@ class SourceTable(Table, frozen=True, kw_only=True):
     source: SourceKind = "arithmetic"
     """``arithmetic`` and ``word_problems`` generate seeded problems; ``jsonl``, ``csv`` and ``parquet`` read a file;
     ``dataset`` reads a Hugging Face dataset, from a folder or the hub; ``reasoning_gym`` is one of reasoning-gym's
-    tasks, judged by the reward of that name. A row has ``prompt`` or ``messages``."""
+    tasks, judged by the reward of that name; ``verifiers`` gives the prompts of the environment of that name, which
+    ``[environment]`` plays. A row has ``prompt`` or ``messages``."""
     path: str | None = None
     """The file, relative to the working directory; for ``dataset`` a folder or a hub name."""
     subset: str | None = None

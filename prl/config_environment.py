@@ -10,6 +10,7 @@ from prl.config_control import Port
 from prl.config_fields import Positive, Table
 
 SINGLE_TURN = "single_turn"
+VERIFIERS = "verifiers"
 
 
 class EnvironmentConfig(Table, frozen=True, kw_only=True):
@@ -20,8 +21,8 @@ class EnvironmentConfig(Table, frozen=True, kw_only=True):
     """
 
     name: str = SINGLE_TURN
-    """``single_turn``, ``guess``, ``calculator``, ``python``, an entry point in group ``prl.environments``, or
-    ``package.module:name``."""
+    """``single_turn``, ``guess``, ``calculator``, ``python``, ``verifiers`` (one of that package's, named by
+    ``options.env``), an entry point in group ``prl.environments``, or ``package.module:name``."""
     max_turns: Positive = 16
     """Times that an episode may ask the model; asking again ends it."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -5,6 +5,7 @@ Invariants:
 - While anybody holds them none of them passes; afterwards each has as much time left as when the hold began.
 - Nobody's wait becomes endless by that: whoever holds them waits under deadlines of its own, and where the mend fails
   the run ends, and these waits with it.
+- A wait that is part of a call and no lateness of it (for a limit of rate) is ``uncounted``.
 - Time in which this process did not run (it was stopped, or starved) is nobody's lateness: what was waited for may be
   there, unread. A deadline that passed meanwhile begins anew.
 """
@@ -12,8 +13,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 
 SLEPT_S = 1.0
 """A timer that fires so much later than it was due was slept over."""
@@ -57,8 +59,26 @@ class _Limit:
 @asynccontextmanager
 async def awake_timeout(limit_s: float) -> AsyncIterator[asyncio.Timeout]:
     """Bound the body as ``asyncio.timeout`` does; a limit that this process slept over begins anew."""
-    async with Deadlines().timeout(limit_s) as wait:
-        yield wait
+    deadlines = Deadlines()
+    token = _nearest.set(deadlines)
+    try:
+        async with deadlines.timeout(limit_s) as wait:
+            yield wait
+    finally:
+        _nearest.reset(token)
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """The nearest ``awake_timeout`` around the body stands still meanwhile; the body ends by itself."""
+    deadlines, holder = _nearest.get(), object()
+    if deadlines is not None:
+        deadlines.hold(holder)
+    try:
+        yield
+    finally:
+        if deadlines is not None:
+            deadlines.go_on(holder)
 
 
 class Deadlines:
@@ -96,3 +116,6 @@ class Deadlines:
         if not self._holders:
             for limit in self._limits:
                 limit.run()
+
+
+_nearest: ContextVar[Deadlines | None] = ContextVar("the nearest awake_timeout", default=None)

@@ -102,6 +102,7 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
     turns: list[Turn] = msgspec.field(default_factory=list)
     """Of an episode, as in ``Completion``."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
+    noted: dict[str, float] = msgspec.field(default_factory=dict)
 
     def copy(self) -> Member:
         """The same, with lists of its own."""
@@ -113,6 +114,7 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
             finish=self.finish,
             turns=self.turns,
             rewards=self.rewards,
+            noted=self.noted,
         )
 
     def add(self, chunk: TokenChunk) -> None:
@@ -367,6 +369,7 @@ def completion_of(member: Member, text_of: Callable[[list[int]], str]) -> Comple
         finish="stop" if member.finish == "stop" else "length",
         turns=member.turns,
         rewards=member.rewards,
+        noted=member.noted,
     )
 
 
@@ -379,6 +382,7 @@ def member_of(episode: Completion) -> Member:
         finish=episode.finish,
         turns=episode.turns,
         rewards=episode.rewards,
+        noted=episode.noted,
     )
 
 

@@ -228,7 +228,8 @@ def make_refill(config: Config) -> Refill | None:
     if config.advantage.zero_variance == "keep":
         return None
     rewards_of = shaping_of(config.overlong, config.sampling.max_tokens)
-    return Refill(rewards_of, (config.advantage.max_refills or 0) * make_pacing(config).steps_per_round)
+    max_refills = (config.advantage.max_refills or 0) * make_pacing(config).steps_per_round
+    return Refill(rewards_of, max_refills, config.advantage.credit)
 
 
 def make_sync(
@@ -316,8 +317,13 @@ def group_judge_of(config: Config, scorer: Scorer) -> GroupJudge | None:
 
 
 def environment_of(config: Config) -> Environment | None:
-    """What ``[environment]`` names, not opened; None for a single turn. Raises PluginError."""
-    return None if config.environment.name == SINGLE_TURN else make_environment(config.environment)
+    """What ``[environment]`` names, not opened; None for a single turn. Raises PluginError or ConfigError."""
+    if config.environment.name == SINGLE_TURN:
+        return None
+    environment = make_environment(config.environment)
+    if environment.asks_over_http and not config.gateway.enabled:
+        raise ConfigError(f"environment.name = {environment.name!r} asks over HTTP: set gateway.enabled = true")
+    return environment
 
 
 def make_episodes(config: Config, environment: Environment, tokenizer: Tokenizer, door: Door | None) -> Episodes:
@@ -365,6 +371,7 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
             step,
             groups,
             advantage=ADVANTAGES[config.advantage.name],
+            credit=config.advantage.credit,
             rewards_of=rewards_of,
             mask_overlong=config.overlong.mask,
             only_advantages_teach=only_advantages_teach(config),

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import inspect
 import sys
@@ -19,7 +20,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 from prl.errors import PluginError
-from prl.hidden import without_secrets
+from prl.hidden import with_secrets, without_secrets
 
 T = TypeVar("T")
 
@@ -86,10 +87,7 @@ class Registry:
         module_name, _, attribute = path.partition(":")
         if not all(part.isidentifier() for part in [*module_name.split("."), attribute]):
             raise PluginError(f"the {self._kind} {path!r} does not read as 'package.module:name'")
-        # Like ``python -m``: what lies in the working directory can be named, whichever script started this process.
-        here = str(Path.cwd())
-        if here not in sys.path:
-            sys.path.insert(0, here)
+        look_here()
         module = self._guard(path, lambda: importlib.import_module(module_name))
         if not hasattr(module, attribute):
             public = [name for name in vars(module) if not name.startswith("_")]
@@ -107,8 +105,46 @@ class Registry:
             ) from error
 
 
+def look_here() -> None:
+    """Like ``python -m``: what lies in the working directory can be imported, whichever script started this process."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
 def _origin(target: Any) -> tuple[str, str]:
     return getattr(target, "__module__", "?"), getattr(target, "__qualname__", repr(target))
+
+
+def call_of(target: Any) -> Any:
+    """What a call of a plug-in runs: a function itself, or the ``__call__`` that a class defines.
+
+    None where it cannot be called, such as for a class of which calling only makes an instance.
+    """
+    if not inspect.isclass(target):
+        return target if callable(target) else None
+    return next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
+
+
+def check_takes(kind: str, name: str, target: Any, what: tuple[str, str]) -> None:
+    """Raise PluginError unless a plug-in (or an instance of it) can be called with these two, options as keywords."""
+    parameters = [p for p in inspect.signature(call_of(target)).parameters.values() if p.kind != p.KEYWORD_ONLY]
+    signature = inspect.Signature(parameters[1:] if inspect.isclass(target) else parameters)
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise PluginError(
+            f"the {kind} {name!r} must take ({', '.join(what)}), and options as keywords only; it takes {signature}"
+        ) from error
+
+
+def made(kind: str, name: str, target: Any, options: Mapping[str, Any]) -> Any:
+    """An instance of a class, or a function with its options bound; secrets in options are filled in.
+
+    Raises PluginError for options that are not its own, and whatever a constructor raises.
+    """
+    arguments = bind_options(kind, name, target, with_secrets(options, f"the {kind} {name!r}: options"))
+    return target(**arguments) if inspect.isclass(target) else functools.partial(target, **arguments)
 
 
 def bind_options(kind: str, name: str, target: Any, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from itertools import pairwise
 
 import msgspec
@@ -33,6 +34,12 @@ class Progress:
         """Each with the number of steps that were done."""
         self.num_dropped = 0
         self._recent: deque[StepReport] = deque(maxlen=RECENT_STEPS)
+
+    def copied(self) -> Progress:
+        """This, as it is now."""
+        twin = copy(self)
+        twin.__dict__ |= {name: copy(value) for name, value in vars(self).items() if isinstance(value, (list, deque))}
+        return twin
 
     @property
     def step(self) -> int:

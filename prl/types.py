@@ -76,6 +76,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     answer, a tool's result), and in a sample's first turn everything."""
     num_sampled: int
     finish: Literal["stop", "length"]
+    earned: float = 0.0
+    """What the environment had given the episode when this turn was asked for, so not by what was sampled in it."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +101,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The streams of an episode, in the order in which they ended; empty for one stream behind the prompt."""
     rewards: dict[str, float] = {}
     """What the environment gave the episode, by part."""
+    noted: dict[str, float] = {}
+    """What it noted beside them, worth nothing."""
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.logprobs) == len(self.versions) >= 1:

@@ -66,6 +66,18 @@ def test_the_defaults_agree_with_each_other() -> None:
         ({"kl": {"where": "reward"}}, ["kl.where = 'reward'", "kl.coefficient = 0"]),
         ({"advantage": {"max_refills": 3}}, ["advantage.max_refills = 3", "zero_variance = 'keep'"]),
         (
+            {"advantage": {"credit": "reward_to_go"}},
+            ["advantage.credit = 'reward_to_go'", "environment.name = 'single_turn'"],
+        ),
+        (
+            {"advantage": {"credit": "reward_to_go", "name": "reinforce_pp"}, "environment": {"name": "guess"}},
+            ["advantage.credit = 'reward_to_go'", "'reinforce_pp'"],
+        ),
+        (
+            {"data": {"source": "verifiers"}},
+            ["data.source = 'verifiers'", "environment.name = 'single_turn'"],
+        ),
+        (
             {"advantage": {"name": "reinforce_pp", "zero_variance": "refill"}},
             ["advantage.zero_variance = 'refill'", "'reinforce_pp'"],
         ),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +44,33 @@ def samples_of(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
 
 
+@contextlib.contextmanager
+def reward_server(folder: Path) -> Iterator[str]:
+    """``examples/reward_server.py`` on a free port; what names it, beside the example's own reward, as an override."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(ROOT / "examples" / "reward_server.py"), "--port", str(port)]
+    with (folder / "server.log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            yield (
+                'rewards=[{name = "right_and_short"},'
+                f' {{name = "http", max_retries = 8, options = {{url = "http://127.0.0.1:{port}/score"}}}}]'
+            )
+        finally:
+            server.kill()
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["own_reward", "own_environment", "openai_agent"])
+@pytest.mark.parametrize("name", ["own_reward", "own_environment", "openai_agent", "verifiers_environment"])
 def test_an_example_trains(tmp_path: Path, name: str) -> None:
-    """Two steps, each with its line; the run is done, and what was trained is what the example says."""
-    out = run([str(ROOT / "examples" / f"{name}.py"), *SHORT], tmp_path)
+    """Two steps, each with its line; the run is done, and what was trained is what the example says.
+
+    The example of a reward server judges beside the own reward.
+    """
+    with contextlib.ExitStack() as stack:
+        also = [stack.enter_context(reward_server(tmp_path))] if name == "own_reward" else []
+        out = run([str(ROOT / "examples" / f"{name}.py"), *SHORT, *also], tmp_path)
     assert re.findall(r"^step (\d+): reward -?\d", out, re.MULTILINE) == ["1", "2"]
     run_dir = tmp_path / "runs" / name.replace("_", "-")
     assert json.loads((run_dir / "summary.json").read_text())["status"] == "done"
@@ -53,12 +78,15 @@ def test_an_example_trains(tmp_path: Path, name: str) -> None:
     assert len(samples) == 2 * 4 * 4
     if name == "own_reward":
         assert all("turns" not in sample for sample in samples)
+        assert all(set(sample["parts"]) == {"right_and_short", "http"} for sample in samples)
         return
     for sample in samples:
         turns = sample["turns"]
         assert 1 <= len(turns) <= 2
         assert sum(turn["num_sampled"] for turn in turns) == len(sample["token_ids"])
         assert turns[0]["context"] == sample["prompt_token_ids"]
+    if name == "verifiers_environment":
+        assert all(set(sample["parts"]) == {"right", "tries_saved", "num_turns"} for sample in samples)
     two = [sample["turns"] for sample in samples if len(sample["turns"]) == 2]
     assert two
     assert any(second["sample"] == 0 for _, second in two), "the second turn extends the first"

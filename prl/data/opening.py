@@ -13,6 +13,7 @@ import msgspec
 
 from prl.config import Config
 from prl.config_data import READ_FROM_PATH, SourceConfig, SourceKind, SourceTable
+from prl.config_environment import VERIFIERS
 from prl.data.arrow_rows import ArrowRows, read_dataset, read_parquet
 from prl.data.csv_rows import CsvRows
 from prl.data.gym_rows import GymRows
@@ -20,6 +21,7 @@ from prl.data.jsonl import Rows
 from prl.data.rows import Needs, Table
 from prl.data.source import Opened
 from prl.data.tables import GENERATORS, Part, Problems, solve_rate_of
+from prl.data.verifiers_rows import held_out_rows, load, named_by, train_rows
 from prl.errors import ConfigError, DataError
 
 HELD_OUT_SHARE = 5
@@ -55,6 +57,8 @@ def name_of(source: SourceTable) -> str:
         return f"{source.source}, level {source.level}"
     if source.source == "reasoning_gym":
         return f"reasoning-gym {source.task}"
+    if source.source == VERIFIERS:
+        return f"the environment's own, by {VERIFIERS}"
     return str(source.path)
 
 
@@ -88,8 +92,8 @@ def open_one(config: Config, key: str, source: SourceConfig, needs: Needs, num_e
         held_out = Problems(kind, "eval", level=level, seed=seed, num_rows=num_eval)
         _check_fields(source, train, needs)
         return Opened(key=key, name=name, train=train, held_out=held_out, weight=source.weight, is_generated=True)
-    rows = _read(source, needs)
-    num_train = len(rows) - min(num_eval, len(rows) // HELD_OUT_SHARE)
+    rows, apart = _of_verifiers(config, needs, num_eval) if source.source == VERIFIERS else (_read(source, needs), None)
+    num_train = len(rows) - (0 if apart else min(num_eval, len(rows) // HELD_OUT_SHARE))
     kept = _kept(config, rows, num_train)
     if not kept:
         raise DataError(f"{name}: data.filter leaves none of {num_train} rows: see its solve_rate_field and bounds")
@@ -97,12 +101,19 @@ def open_one(config: Config, key: str, source: SourceConfig, needs: Needs, num_e
         key=key,
         name=name,
         train=Part(rows, range(num_train) if len(kept) == num_train else kept),
-        held_out=Part(rows, range(num_train, len(rows))),
+        held_out=apart or Part(rows, range(num_train, len(rows))),
         weight=source.weight,
         num_bad=rows.judge.num_bad,
         filtered={"solve_rate": num_train - len(kept)} if len(kept) < num_train else {},
         warnings=rows.warnings(),
     )
+
+
+def _of_verifiers(config: Config, needs: Needs, num_eval: int) -> tuple[ArrowRows, ArrowRows | None]:
+    """The rows of the environment, and those that it holds out itself."""
+    named = named_by(config.environment)
+    environment = load(named)
+    return train_rows(environment, named, needs), held_out_rows(environment, named, needs) if num_eval else None
 
 
 def _open_gym(config: Config, key: str, source: SourceConfig, needs: Needs, num_eval: int) -> Opened:

@@ -4,7 +4,8 @@ An environment is called once for every member of a group, as ``await environmen
 
 - an async function, whose keyword-only parameters are its options; or
 - a class whose constructor takes the options as keywords and whose instances are called so. An instance may have
-  ``async open()`` and ``async close()``, for what its episodes share.
+  ``async open()`` and ``async close()``, for what its episodes share, and ``asks_over_http = True``, which refuses a
+  run without ``[gateway]`` before it starts.
 
 It asks the model as often as it likes (``session.generate``) and gives rewards (``session.reward``, or a number that it
 returns). Every token that the model sampled is trained, with the advantage of the episode; nothing else is.
@@ -17,17 +18,15 @@ other exception is a bug in the environment and ends the run as it is.
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
 
-from prl.config_environment import SINGLE_TURN, EnvironmentConfig
+from prl.config_environment import SINGLE_TURN, VERIFIERS, EnvironmentConfig
 from prl.errors import PluginError
-from prl.hidden import with_secrets
-from prl.plugins import Registry, bind_options
+from prl.plugins import Registry, call_of, check_takes, made
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,6 +38,7 @@ REGISTRY = Registry(
         "guess": "prl.environments.guess:guess",
         "calculator": "prl.environments.calculator:calculator",
         "python": "prl.environments.python_tool:Python",
+        VERIFIERS: "prl.environments.verifiers_package:Verifiers",
     },
 )
 
@@ -50,6 +50,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     call: Callable[..., Awaitable[float | None]]
     open: Callable[[], Awaitable[None]] | None
     close: Callable[[], Awaitable[None]] | None
+    asks_over_http: bool
+    """It needs the gateway."""
 
 
 def environment(name: str) -> Callable[[F], F]:
@@ -66,36 +68,22 @@ def make_environment(config: EnvironmentConfig) -> Environment:
     """What ``[environment]`` names, its options bound. Raises PluginError, and whatever a constructor raises."""
     target = REGISTRY.find(config.name)
     _check_shape(config.name, target)
-    options = with_secrets(config.options, f"the environment {config.name!r}: options")
-    arguments = bind_options("environment", config.name, target, options)
-    instance: Any = target(**arguments) if inspect.isclass(target) else functools.partial(target, **arguments)
+    instance = made("environment", config.name, target, config.options)
     return Environment(
         name=config.name,
         call=instance,
         open=getattr(instance, "open", None),
         close=getattr(instance, "close", None),
+        asks_over_http=bool(getattr(instance, "asks_over_http", False)),
     )
 
 
 def _check_shape(name: str, target: Any) -> None:
     """Raise PluginError unless ``target`` (or an instance of it) is an async callable of (session, prompt)."""
-    is_class = inspect.isclass(target)
-    call: Any = _own_call(target) if is_class else target
-    if not callable(call) or not inspect.iscoroutinefunction(call):
+    call = call_of(target)
+    if call is None or not inspect.iscoroutinefunction(call):
         raise PluginError(
             f"the environment {name!r} must be an async function of (session, prompt), or a class whose __call__ is"
             f" one; it is {target!r:.80}"
         )
-    parameters = [p for p in inspect.signature(call).parameters.values() if p.kind != p.KEYWORD_ONLY]
-    signature = inspect.Signature(parameters[1:] if is_class else parameters)
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise PluginError(
-            f"the environment {name!r} must take (session, prompt), and options as keywords only; it takes {signature}"
-        ) from error
-
-
-def _own_call(target: type) -> Any:
-    """The ``__call__`` that a class defines; None where calling it would only make an instance."""
-    return next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
+    check_takes("environment", name, target, ("session", "prompt"))

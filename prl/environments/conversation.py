@@ -74,8 +74,11 @@ class Conversation:
             return self.at_prompt()
         return self._begun(token_ids, None)
 
-    def add(self, place: Place, sampled: Completion) -> None:
-        """A turn that was sampled at ``place``. Where another extended the same sample meanwhile, this one branches."""
+    def add(self, place: Place, sampled: Completion, earned: float = 0.0) -> None:
+        """A turn that was sampled at ``place``; ``earned`` is what the episode had been given when it was asked for.
+
+        Where another turn extended the same sample meanwhile, this one branches.
+        """
         extends = place.sample is not None and len(self._samples[place.sample].token_ids) == place.num_known
         if place.sample is not None and extends:
             number = place.sample
@@ -86,11 +89,18 @@ class Conversation:
             [*place.token_ids, *sampled.token_ids], place.text + self._tokenizer.decode_all(sampled.token_ids)
         )
         context = place.token_ids[place.num_known :] if extends else place.token_ids
-        turn = Turn(sample=number, context=context, num_sampled=len(sampled.token_ids), finish=sampled.finish)
-        self._turns.append(turn)
+        self._turns.append(
+            Turn(
+                sample=number,
+                context=context,
+                num_sampled=len(sampled.token_ids),
+                finish=sampled.finish,
+                earned=earned,
+            )
+        )
         self._sampled.append(sampled)
 
-    def completion(self, rewards: dict[str, float]) -> Completion:
+    def completion(self, rewards: dict[str, float], noted: dict[str, float] | None = None) -> Completion:
         """The episode; it has a turn."""
         last = self._sampled[-1]
         return Completion(
@@ -101,6 +111,7 @@ class Conversation:
             finish=last.finish,
             turns=list(self._turns),
             rewards=rewards,
+            noted=noted or {},
         )
 
     def _begun(self, token_ids: list[int], text: str | None) -> Place:

@@ -148,6 +148,7 @@ def group_judged_with(judge: GroupJudge) -> GroupJudge:
 def _with_rewards(verdict: Verdict, completion: Completion) -> Verdict:
     """A score of the configured rewards with what the environment gave, too."""
     given = completion.rewards
-    if not isinstance(verdict, Score) or not given:
+    if not isinstance(verdict, Score) or not (given or completion.noted):
         return verdict
-    return Score(reward=verdict.reward + sum(given.values()), parts={**verdict.parts, **given})
+    parts = {**completion.noted, **verdict.parts, **given}
+    return Score(reward=verdict.reward + sum(given.values()), parts=parts)

@@ -13,20 +13,14 @@ from msgspec import Meta
 
 from prl.environments.session import Session
 from prl.environments.tools import Tool, run_tools
-from prl.errors import PluginError
 from prl.log import get_logger
-from prl.rewards.sandbox import Isolation, Limits, Ran, SandboxError, describe, run
+from prl.rewards.sandbox import Isolation, Limits, Ran, how_stopped, offered, run
 from prl.types import Prompt
 
 MAX_ERROR = 1_000
 """Last characters of an error that the model sees."""
 MARGIN_S = 30.0
-"""What a call may take beyond its program: its turn, and setting it up."""
-_SAID = {
-    "exhausted_cpu": "it was stopped after {cpu_s} s of CPU time",
-    "exhausted_wall": "it was stopped after {wall_s} s",
-    "exhausted_output": "it was stopped after {output_kib} KiB of output",
-}
+"""What a call may take beyond its program: setting it up, and putting it away."""
 
 log = get_logger(__name__)
 
@@ -44,15 +38,11 @@ class Python:
         memory_mib: Annotated[int, Meta(ge=64)] = 512,
     ) -> None:
         """Limits are of one program; ``num_workers`` run at once. Raises PluginError where it cannot be shut in so."""
-        self._isolation, self._places = isolation, asyncio.Semaphore(num_workers)
+        self._isolation = isolation
         self._limits = Limits(
             cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib, disk_mib=16, num_processes=16, output_kib=64
         )
-        try:
-            log.info("python tool", isolation=describe(isolation))
-        except SandboxError as error:
-            hint = "; isolation = 'limits' does without, for programs that you trust" if isolation != "limits" else ""
-            raise PluginError(f"the environment 'python': {error}{hint}") from error
+        log.info("python tool", isolation=offered(isolation, "the environment 'python'"))
         self._tool = Tool(
             name="python",
             description="Run a Python program and read what it prints. Nothing is kept between two programs.",
@@ -63,6 +53,7 @@ class Python:
             },
             call=self._run,
             timeout_s=wall_s + MARGIN_S,
+            places=asyncio.Semaphore(num_workers),
         )
 
     async def __call__(self, session: Session, prompt: Prompt) -> None:
@@ -74,14 +65,11 @@ class Python:
         """What the program printed, or how it failed. Raises SandboxError where it could not be shut in."""
         if not isinstance(program, str):
             raise ValueError("a program is a text")  # noqa: TRY004 -- what the model is told
-        async with self._places:
-            return self._told(await run(program, "", self._limits, self._isolation))
+        return self._told(await run(program, "", self._limits, self._isolation))
 
     def _told(self, ran: Ran) -> str:
-        if (said := _SAID.get(ran.outcome)) is not None:
-            limits = self._limits
-            how = said.format(cpu_s=limits.cpu_s, wall_s=f"{limits.wall_s:g}", output_kib=limits.output_kib)
-            return f"{ran.stdout}\nerror: {how}".strip()
+        if (stopped := how_stopped(ran, self._limits)) is not None:
+            return f"{ran.stdout}\nerror: {stopped}".strip()
         if ran.outcome == "exit" and ran.code == 0:
             return ran.stdout or "(it printed nothing)"
         error = ran.stderr.strip()[-MAX_ERROR:] or f"it ended with {ran.outcome} {ran.code}"

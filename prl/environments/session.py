@@ -88,6 +88,8 @@ class Session:
         """What must end the run."""
         self.rewards: dict[str, float] = {}
         """What the environment gave so far, by part."""
+        self.noted: dict[str, float] = {}
+        """What it noted beside."""
         self._tokenizer, self._sample, self._decoding, self._limits = tokenizer, sample, decoding, limits
         self._address = address
         self._conversation = Conversation(prompt, tokenizer)
@@ -120,23 +122,26 @@ class Session:
             self.over = f"environment.max_turns = {self._limits.max_turns}"
         if self.over is not None:
             raise EpisodeOverError(f"the episode is over: {self.over}")
-        number = self._num_asked
+        number, earned = self._num_asked, math.fsum(self.rewards.values())
         self._num_asked += 1
         place = await self._place(given, tools)
         decoding = self._decoding_at(place, number, max_tokens)
         sampled = await self._sampled(place, decoding, on_tokens)
-        self._conversation.add(place, sampled)
+        self._conversation.add(place, sampled, earned)
         self.failure = None
         return self._reply(sampled, len(place.token_ids), f"call_{number}_" if tools else None)
 
     def reward(self, value: float, part: str = OWN_PART) -> None:
         """Add to the reward of the episode, under the name of a part of it; at any time, as often as there is reason.
 
-        The episode is judged by the sum of all that it was given, and of ``[[rewards]]`` if there are any.
+        The episode is judged by the sum of all that it was given, and of ``[[rewards]]`` if there are any. With
+        ``advantage.credit = "reward_to_go"`` it matters when: turns that are asked for afterwards did not earn it.
         """
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise ValueError(f"a reward must be a finite number, and {part!r} is given {value!r}")
-        self.rewards[part] = self.rewards.get(part, 0.0) + float(value)
+        self.rewards[part] = self.rewards.get(part, 0.0) + _finite(value, f"a reward, {part!r},")
+
+    def note(self, value: float, part: str) -> None:
+        """A number to be seen beside the rewards, in the metrics and samples, and worth nothing."""
+        self.noted[part] = _finite(value, f"what is noted, {part!r},")
 
     @property
     def num_turns(self) -> int:
@@ -157,7 +162,7 @@ class Session:
 
     def completion(self) -> Completion:
         """The episode so far; it has a turn."""
-        return self._conversation.completion(dict(self.rewards))
+        return self._conversation.completion(dict(self.rewards), dict(self.noted))
 
     def text_of(self, token_ids: list[int]) -> str:
         """What ids say, without special tokens."""
@@ -200,7 +205,10 @@ class Session:
     def _decoding_at(self, place: Place, number: int, max_tokens: int | None) -> Decoding:
         room = self._limits.max_model_len - len(place.token_ids)
         if room < 1:
-            self.over = f"{len(place.token_ids)} tokens fill engine.max_model_len = {self._limits.max_model_len}"
+            most = self._limits.max_model_len  # in the words that agents look for: OpenAI's and vLLM's
+            self.over = (
+                f"the maximum context length is {most} tokens (engine.max_model_len), here are {len(place.token_ids)}"
+            )
             raise EpisodeOverError(f"the episode is over: {self.over}")
         most = min(self._decoding.max_tokens, room, max_tokens or room)
         seed = self._decoding.seed
@@ -237,6 +245,12 @@ class Session:
             finish=sampled.finish,
             num_prompt_tokens=num_prompt_tokens,
         )
+
+
+def _finite(value: float, what: str) -> float:
+    if not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"{what} must be a finite number, and it is {value!r}")
+    return float(value)
 
 
 def _identity(message: Message) -> tuple[str, tuple[str, ...]]:

@@ -3,8 +3,8 @@
 Invariants:
 
 - A call that cannot be done is answered by what is wrong with it, for the model to read; it ends nothing.
-- A tool's answer has a largest length, and a deadline of its own: one that is late is answered so. A bug in a tool ends
-  the run as it is.
+- A tool's answer has a largest length, and a deadline of its own: one that is late is answered so, and the wait for its
+  turn is not its lateness. A bug in a tool ends the run as it is.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 
+from prl.deadlines import awake_timeout
 from prl.environments.calls import Message, ToolCall
 from prl.environments.session import Reply, Session
 
@@ -33,6 +35,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     call: Callable[..., Awaitable[str]]
     """Called with the arguments as keywords. Raises ValueError where they cannot be used: the model is told."""
     timeout_s: float = 10.0
+    places: asyncio.Semaphore | None = None
+    """As many calls as it has are under way at once; waiting for a place is not counted against ``timeout_s``."""
 
     def described(self) -> dict[str, Any]:
         """As OpenAI describes functions."""
@@ -64,7 +68,7 @@ async def answered(call: ToolCall, tool: Tool | None) -> str:
     except TypeError as error:
         return f"error: {call.name}: {error}"
     try:
-        async with asyncio.timeout(tool.timeout_s) as deadline:
+        async with tool.places or nullcontext(), awake_timeout(tool.timeout_s) as deadline:
             answer = await tool.call(**call.arguments)
     except ValueError as error:
         answer = f"error: {error}"

@@ -116,7 +116,7 @@ def _facts(runs: Sequence[Told]) -> Iterator[list[Any]]:
             yield [label, *("-" if value is None else value for value in values)]
     yield ["time in steps", *(duration(total(run.columns, "time_s")) for run in runs)]
     for key in dict.fromkeys(key for run in runs for key in run.versions):
-        yield [key, *(_value(run.versions.get(key)) for run in runs)]
+        yield [key, *(_version(run.versions.get(key)) for run in runs)]
 
 
 def _setting(run: Told, key: str) -> Any:
@@ -185,6 +185,13 @@ def _sample(sample: Sample) -> str:
         f'<article><p class="unit">{facts}</p><h3>Prompt</h3><pre>{shown(sample.prompt)}</pre>'
         f"<h3>Completion</h3><pre>{shown(sample.completion)}</pre></article>"
     )
+
+
+def _version(value: Any) -> Any:
+    """Devices by their names."""
+    if isinstance(value, list):
+        return ", ".join(str(each.get("name", each)) if isinstance(each, dict) else str(each) for each in value)
+    return "-" if value is None else value
 
 
 def _value(value: Any) -> Any:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-import numbers
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,8 +25,9 @@ from prl.config import RewardConfig
 from prl.deadlines import awake_timeout
 from prl.errors import RewardError
 from prl.hidden import cleared, secrets_of
-from prl.rewards.base import Judged, Reward
+from prl.rewards.base import Reward
 from prl.rewards.breaker import FIRST_PAUSE_S, Breaker, is_failure, may_pass
+from prl.rewards.opinions import BadValueError, Opinion, RewardStatistics, opinion_of, opinions_of
 from prl.rewards.threads import Threads
 from prl.types import Completion, Prompt, ScoringFailed
 from prl.waits import waiting
@@ -36,44 +36,6 @@ OPEN_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
 
 T = TypeVar("T")
-
-
-class Opinion(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reward gave one completion."""
-
-    value: float | None
-    """None where it abstained."""
-    reason: str = ""
-    detail: str = ""
-
-
-class BadValueError(Exception):
-    """A reward gave what is no opinion."""
-
-
-class RewardStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one reward did so far."""
-
-    calls: int
-    """Calls that ended, whichever way."""
-    mean: float
-    """Mean of the values it gave, before weighting; 0 before the first."""
-    zero_share: float
-    """Share of these that are 0."""
-    abstained: int
-    failures: dict[str, int]
-    """Failed calls by reason."""
-    retries: int
-    """Tries after the first of a call."""
-    pauses: int
-    """Times that the reward was paused because all its calls failed."""
-    latency_mean_s: float
-    latency_max_s: float
-    stuck_threads: int
-    reasons: dict[str, int]
-    """Verdicts by the reason that the reward gave with them (``Judged``)."""
-    details: dict[str, float]
-    """The reward's own counters."""
 
 
 class Raised(msgspec.Struct, frozen=True):
@@ -138,13 +100,13 @@ class Asked:
 
     async def ask(self, completion: Completion, prompt: Prompt) -> Opinion | ScoringFailed | Raised:
         """Judge one completion."""
-        return await self._ask(completion, prompt, _opinion)
+        return await self._ask(completion, prompt, opinion_of)
 
     async def ask_group(
         self, completions: Sequence[Completion], prompt: Prompt
     ) -> list[Opinion] | ScoringFailed | Raised:
         """Judge all completions of a prompt together, by a reward that does (``per_group``)."""
-        return await self._ask(completions, prompt, lambda value: _opinions(value, len(completions)))
+        return await self._ask(completions, prompt, lambda value: opinions_of(value, len(completions)))
 
     async def _ask(self, subject: Any, prompt: Prompt, read: Callable[[Any], T]) -> T | ScoringFailed | Raised:
         with waiting(f"reward {self.label}", self._state, alive_at=self._alive_at):
@@ -278,37 +240,3 @@ class Asked:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def _opinion(value: Any) -> Opinion:
-    """What a reward gave, if it is an opinion. Raises BadValueError."""
-    reason = detail = ""
-    if isinstance(value, Judged):
-        value, reason, detail = value.value, value.reason, value.detail
-    if value is None:
-        return Opinion(value=None, reason=reason, detail=detail)
-    number = _finite(value)
-    if number is None:
-        raise BadValueError(f"gave {value!r:.80}, no finite number and not None")
-    return Opinion(value=number, reason=reason, detail=detail)
-
-
-def _opinions(value: Any, num_completions: int) -> list[Opinion]:
-    if isinstance(value, str | bytes) or not hasattr(value, "__len__") or not hasattr(value, "__iter__"):
-        raise BadValueError(f"gave {value!r:.80}, no list with a number for each of {num_completions} completions")
-    if len(value) != num_completions:
-        raise BadValueError(f"gave {len(value)} values for {num_completions} completions")
-    return [_opinion(each) for each in value]
-
-
-def _finite(value: Any) -> float | None:
-    """``value`` as a float where it is a finite number: int, float, bool, or a scalar of numpy or torch."""
-    if not isinstance(value, numbers.Real) and getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, numbers.Real):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

@@ -18,7 +18,6 @@ counted, and ``on_failure`` decides. Any other exception is a bug in the reward 
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -26,8 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from prl.errors import PluginError
-from prl.hidden import with_secrets
-from prl.plugins import Registry, bind_options
+from prl.plugins import Registry, call_of, check_takes, made
 from prl.types import Completion, Prompt
 
 Judgement = float | int | bool | None
@@ -115,8 +113,7 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
     """The reward ``name`` with ``options`` bound. Raises PluginError, and whatever its constructor raises."""
     target = REGISTRY.find(name)
     _check_shape(name, target)
-    arguments = bind_options("reward", name, target, with_secrets(options, f"the reward {name!r}: options"))
-    instance: Any = target(**arguments) if inspect.isclass(target) else functools.partial(target, **arguments)
+    instance = made("reward", name, target, options)
     return Reward(
         name=name,
         call=instance,
@@ -134,15 +131,6 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
 
 def _check_shape(name: str, target: Any) -> None:
     """Raise PluginError unless ``target`` (or an instance of it) can be called as ``(completion, prompt)``."""
-    is_class = inspect.isclass(target)
-    if not callable(target) or (is_class and not any("__call__" in vars(base) for base in target.__mro__)):
+    if call_of(target) is None:
         raise PluginError(f"the reward {name!r} cannot be called: it is {target!r:.80}")
-    call = target.__call__ if is_class else target
-    parameters = [p for p in inspect.signature(call).parameters.values() if p.kind != p.KEYWORD_ONLY]
-    signature = inspect.Signature(parameters[1:] if is_class else parameters)
-    try:
-        signature.bind(None, None)
-    except TypeError as error:
-        raise PluginError(
-            f"the reward {name!r} must take (completion, prompt), and options as keywords only; it takes {signature}"
-        ) from error
+    check_takes("reward", name, target, ("completion", "prompt"))

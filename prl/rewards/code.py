@@ -20,15 +20,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from prl.errors import PluginError
 from prl.rewards.base import Judged
 from prl.rewards.code_harness import Call, harness, results_of
 from prl.rewards.extract import after_thinking, opens_thinking
-from prl.rewards.sandbox import Isolation, Limits, Ran, SandboxError, describe, run
+from prl.rewards.sandbox import Isolation, Limits, Ran, how_stopped, offered, run
 from prl.types import Completion, Prompt
 
 MAX_PROGRAM_CHARS = 100_000
-_LIMIT_OF = {"exhausted_cpu": "cpu_s", "exhausted_wall": "wall_s", "exhausted_output": "output_kib"}
 _FENCE = re.compile(r"^[ \t]*```[^\n`]*$", re.MULTILINE)
 
 
@@ -79,11 +77,7 @@ class Code:
             num_processes=num_processes,
             output_kib=output_kib,
         )
-        try:
-            self.notes = (describe(isolation),)
-        except SandboxError as error:
-            hint = "; isolation = 'limits' does without, for programs that you trust" if isolation != "limits" else ""
-            raise PluginError(f"the reward 'code': {error}{hint}") from error
+        self.notes = (offered(isolation, "the reward 'code'"),)
 
     async def __call__(self, completion: Completion, prompt: Prompt) -> Judged:
         """Judge one completion. Raises SandboxError where the program could not be shut in."""
@@ -128,7 +122,7 @@ class Code:
             if self._score == "all" and faults and faults[-1] is not None:
                 break
             ran = await run(program, test.input, self._limits, self._isolation)
-            fault = _ended_badly(ran)
+            fault = _ended_badly(ran, self._limits)
             if fault is None and _lines(ran.stdout) != _lines(test.output):
                 fault = "wrong_output", f"it printed {ran.stdout[:80]!r} and not {test.output[:80]!r}"
             faults.append(fault)
@@ -137,7 +131,7 @@ class Code:
     async def _faults_of_calls(self, program: str, tests: list[Result]) -> list[tuple[str, str] | None]:
         source, given, word = harness(program, [Call(function=t.function, arguments=t.arguments) for t in tests])
         ran = await run(source, given, self._limits, self._isolation)
-        if (fault := _ended_badly(ran)) is not None:
+        if (fault := _ended_badly(ran, self._limits)) is not None:
             return [fault] * len(tests)
         results = await asyncio.to_thread(results_of, ran.stdout, word, len(tests))
         faults: list[tuple[str, str] | None] = []
@@ -161,13 +155,13 @@ def _tests(value: Any) -> list[Streams] | list[Result]:
     return msgspec.convert(value, list[Streams])
 
 
-def _ended_badly(ran: Ran) -> tuple[str, str] | None:
+def _ended_badly(ran: Ran, limits: Limits) -> tuple[str, str] | None:
+    if (stopped := how_stopped(ran, limits)) is not None:
+        return ran.outcome, stopped
     if ran.outcome == "exit" and ran.code == 0:
         return None
     last = ran.stderr.strip().splitlines()[-1:] or ["nothing on stderr"]
-    if ran.outcome in ("exit", "signal"):
-        return "program_failed", f"it ended with {ran.outcome} {ran.code}: {last[0][:200]}"
-    return ran.outcome, f"it took more than {_LIMIT_OF[ran.outcome]} allows"
+    return "program_failed", f"it ended with {ran.outcome} {ran.code}: {last[0][:200]}"
 
 
 def _lines(text: str) -> list[str]:

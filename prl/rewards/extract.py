@@ -77,10 +77,14 @@ def _boxed(text: str, spans: list[tuple[int, int]], boxes: Boxes) -> str:
                 break
             contents.insert(0, text[slice(*spans[-1 - len(contents)])].strip())
         contents = list(dict.fromkeys(contents))
-    offered = _OFFERED.match(text, spans[-1][1] + 1)
-    if offered is not None and any(char.isdigit() for char in offered.group(1)):
-        contents.append(offered.group(1).strip(" $.*"))
-    return ", ".join(contents)
+    offered = _offered(text, spans[-1][1] + 1)
+    return ", ".join(contents if offered is None else [*contents, offered])
+
+
+def _offered(text: str, start: int) -> str | None:
+    """Another number that stands right behind an answer, in place of it."""
+    match = _OFFERED.match(text, start)
+    return match.group(1).strip(" $.*") if match and any(map(str.isdigit, match.group(1))) else None
 
 
 def opens_thinking(prompt: Prompt) -> bool:
@@ -127,7 +131,9 @@ def _last_statement(text: str) -> str | None:
     if start < 0:
         return None
     end = _SENTENCE_END.search(text, start)
-    return text[start : end.start() if end else len(text)].strip(_DECORATION) or None
+    stated = text[start : end.start() if end else len(text)].strip(_DECORATION)
+    offered = _offered(text, end.start()) if end and stated else None
+    return (stated if offered is None else f"{stated}, {offered}") or None
 
 
 def _last_number(text: str) -> str | None:

@@ -6,7 +6,8 @@ in the order of the items. ``examples/reward_server.py`` is such a service.
 
 - What is asked within ``batch_wait_s`` goes out together, at most ``batch_size`` items a request.
 - A reply of another form is a failure of every item in it, and never a 0.
-- Retries, the total deadline (``timeout_s``) and the pause through an outage are the scorer's, as for every reward.
+- Retries, the total deadline (``timeout_s``, in which waits for the rate are not counted) and the pause through an
+  outage are the scorer's, as for every reward.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from prl.deadlines import uncounted
 from prl.errors import RewardError
 from prl.rewards.base import Judged
 from prl.rewards.http_client import Client
@@ -33,6 +35,15 @@ class _Answer(msgspec.Struct):
 
 class _Reply(msgspec.Struct):
     rewards: list[float | _Answer | None]
+
+
+class _Batch:
+    """What goes out in one request."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[dict[str, Any], asyncio.Future[Judged]]] = []
+        self.is_out = asyncio.Event()
+        """The rate has let it go, or nobody sends it any more."""
 
 
 class Http:
@@ -72,7 +83,7 @@ class Http:
             max_requests_per_s=max_requests_per_s,
         )
         self._batch_size, self._batch_wait_s = batch_size, batch_wait_s
-        self._waiting: list[tuple[dict[str, Any], asyncio.Future[Judged]]] = []
+        self._batch = _Batch()
         self.open, self.close = self._client.open, self._client.close
 
     async def __call__(self, completion: Completion, prompt: Prompt) -> Judged:
@@ -84,29 +95,37 @@ class Http:
             "fields": prompt.fields,
         }
         future: asyncio.Future[Judged] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
+        batch = self._batch
+        batch.entries.append((item, future))
         try:
-            if len(self._waiting) < self._batch_size:
+            if len(batch.entries) < self._batch_size:
                 await asyncio.sleep(self._batch_wait_s)
-            if any(each is future for _, each in self._waiting):  # nobody else has taken it along
-                await self._send()
+            if self._batch is batch:  # nobody else has taken it along
+                self._batch = _Batch()
+                await self._send(batch)
+            with uncounted():
+                await batch.is_out.wait()
             return await future
         finally:
-            self._waiting = [entry for entry in self._waiting if entry[1] is not future]
+            batch.entries = [entry for entry in batch.entries if entry[1] is not future]
 
-    async def _send(self) -> None:
+    async def _send(self, batch: _Batch) -> None:
         """Post what waits, for all who wait; they fail with the call that does it, and may try again."""
-        batch, self._waiting = self._waiting, []
         try:
-            values = _read(await self._client.post({"items": [item for item, _ in batch]}), len(batch))
+            await self._client.turn()
+            entries = list(batch.entries)
+            batch.is_out.set()
+            values = _read(await self._client.post({"items": [item for item, _ in entries]}), len(entries))
         except BaseException as error:
             passed_on = error if isinstance(error, Exception) else RewardError("the request it went with was given up")
-            for _, future in batch:
+            for _, future in batch.entries:
                 if not future.done():
                     future.set_exception(passed_on)
                     future.exception()  # whoever waits for it sees it; nobody has to
             raise
-        for (_, future), value in zip(batch, values, strict=True):
+        finally:
+            batch.is_out.set()
+        for (_, future), value in zip(entries, values, strict=True):
             if not future.done():
                 future.set_result(value)
 

@@ -1,6 +1,7 @@
 """Posting JSON to a service: what the rewards ``http`` and ``judge`` share.
 
 - Connections are pooled, as many as calls may be under way, and waiting for one is not counted against a request.
+  Neither is waiting for the rate: calls that a limit holds back are not late.
 - Every wait of a request has a limit; its total is the reward's ``timeout_s``, which the scorer keeps. A status that
   is no success is aiohttp's ClientResponseError: the scorer tries again what may pass, and pauses the reward through an
   outage.
@@ -16,7 +17,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from prl.deadlines import uncounted
 from prl.errors import ConfigError, RewardError
+from prl.waits import waiting
 
 _CONNECT_TIMEOUT_S = 10.0
 MAX_REPLY_BYTES = 16 * 1024 * 1024
@@ -66,7 +69,6 @@ class Client:
     async def post(self, body: Any) -> Any:
         """The reply to ``body``. Raises aiohttp's ClientError, TimeoutError, or RewardError for what is no JSON."""
         assert self._session is not None
-        await self._turn()
         self.num_requests += 1
         encoded = msgspec.json.encode(body)
         headers = {"Content-Type": "application/json"}
@@ -84,11 +86,12 @@ class Client:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RewardError(f"{self._url} answered what is no JSON ({error}): {reply[:200]!r}") from error
 
-    async def _turn(self) -> None:
-        """Wait until the rate allows another request."""
+    async def turn(self) -> None:
+        """Wait until the rate allows another request, which the caller then makes."""
         if not self._interval_s:
             return
         now = asyncio.get_running_loop().time()
         at = max(now, self._next_at)
         self._next_at = at + self._interval_s
-        await asyncio.sleep(at - now)
+        with uncounted(), waiting("the limit of its rate", limit_s=at - now):
+            await asyncio.sleep(at - now)

@@ -87,6 +87,7 @@ class Judge:
 
     async def __call__(self, completion: Completion, prompt: Prompt) -> Judged:
         """Have one completion judged. Raises RewardError for a reply without a score."""
+        await self._client.turn()
         reply = await self._client.post(
             {
                 "model": self._model,

@@ -2,11 +2,12 @@
 
 - The rules are in ``verdict/``; what they cannot read (integrals, sums) goes to math-verify, in workers of its own: so
   an answer that hangs it holds up no other. Policies are options.
-- Nothing of a completion is parsed in this process: mathematics on a model's text can hang, and even printing its
-  result can. A worker that exceeds its limits is killed and replaced (``pool.py``).
+- Nothing of a completion but a short plain number (``verdict/plain.py``) is parsed in this process: mathematics on a
+  model's text can hang, and even printing its result can. A worker that exceeds its limits is killed and replaced
+  (``pool.py``).
 - An answer that exhausts a limit is wrong (0.0), counted by limit. A worker that dies of anything else has judged
   nothing: RewardError. A right answer that has no meaning makes the reward abstain, never pay; it is found when the
-  data is loaded, since every right answer is compared with itself there.
+  data is loaded, since every right answer is compared with itself there. So is one that nothing here can read.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from prl.errors import MissingExtraError
 from prl.rewards.base import Judged
 from prl.rewards.extract import Boxes, Extract, final_answer
 from prl.rewards.pool import Exhausted, Limits, WorkerPool
+from prl.rewards.verdict.plain import compare_plain, read_plain
 from prl.rewards.verdict.policy import Policy
 from prl.rewards.verdict.text import MalformedError, clean, literal
 from prl.rewards.worker import Question, Reply
@@ -31,6 +33,11 @@ MAX_ANSWER_CHARS = 5_000
 """A longer answer is wrong without being read."""
 MAX_KNOWN = 20_000
 """Verdicts that are kept: the members of a group often give one answer."""
+_PLAINLY = {
+    "same_text": "it reads the same",
+    "same_value": "it means the same",
+    "other_value": "it means something else",
+}
 _EXPLAINED = {
     "exhausted_cpu": "judging it took more processor time than cpu_s",
     "exhausted_wall": "judging it took longer than wall_s",
@@ -52,12 +59,17 @@ class Math:
         percent: Literal["either", "value"] = "either",
         units: Literal["if_stated", "required", "ignored"] = "if_stated",
         bases: Literal["stated", "value"] = "stated",
+        empty_gold: Literal["wrong", "abstain"] = "wrong",
+        unreadable_gold: Literal["refuse", "text"] = "refuse",
         num_workers: Annotated[int, Meta(ge=1, le=256)] = 2,
         cpu_s: Annotated[int, Meta(ge=1)] = 2,
         wall_s: Annotated[float, Meta(gt=0)] = 6.0,
         memory_mib: Annotated[int, Meta(ge=256)] = 1024,
     ) -> None:
-        """``extract`` and ``boxes`` as in ``extract.py``, the next four as in ``verdict/policy.py``.
+        """``extract`` and ``boxes`` as in ``extract.py``, the next five as in ``verdict/policy.py``.
+
+        A right answer in words and signs that no rule can read is only equal to its own text: a row with one is
+        refused when the data is loaded, or with ``unreadable_gold = "text"`` judged so.
 
         The rest are the number of worker processes (of either kind) and the limits of each. Keep ``wall_s`` below the
         reward's ``timeout_s``, past which a call is a failure and no verdict. Raises MissingExtraError where
@@ -66,7 +78,10 @@ class Math:
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtraError("math-verify", "math", "the reward 'math'")
         self._extract, self._boxes = extract, boxes
-        policy = Policy(relative_tolerance=relative_tolerance, percent=percent, units=units, bases=bases)
+        self._policy = policy = Policy(
+            relative_tolerance=relative_tolerance, percent=percent, units=units, bases=bases, empty_gold=empty_gold
+        )
+        self._refuses_unreadable = unreadable_gold == "refuse"
         self._known: dict[Question, Judged] = {}
         limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib)
         arguments = [msgspec.json.encode(policy).decode()]
@@ -91,7 +106,10 @@ class Math:
         if len(answer) > MAX_ANSWER_CHARS:
             detail = f"the answer has {len(answer)} characters, over {MAX_ANSWER_CHARS}"
             return Judged(value=0.0, reason="answer_too_long", detail=detail)
-        question = Question(text=answer, reference=str(prompt.fields["answer"]))
+        gold = str(prompt.fields["answer"])
+        if (plain := compare_plain(gold, answer, self._policy)) is not None:
+            return Judged(value=plain[0], reason=plain[1], detail=f"answer {answer!r}: {_PLAINLY[plain[1]]}")
+        question = Question(text=answer, reference=gold)
         if (known := self._known.get(question)) is not None:
             return known
         judged = await self._judge(question)
@@ -119,8 +137,20 @@ class Math:
         try:
             cleaned = clean(gold)
             if literal(clean(final_answer(boxed, prompt, "boxed") or "")) == literal(cleaned):
-                return None
+                return self._unreadable(gold) if self._refuses_unreadable and read_plain(gold) is None else None
             problem = "in a box it is another answer"
         except MalformedError as error:
             problem = str(error)
         return f"field 'answer': {gold[:80]!r} is not even right against itself: {problem}"
+
+    def _unreadable(self, gold: str) -> str | None:
+        """Why a right answer could only be compared by its letters, if that is so."""
+        from prl.rewards.verdict.same import reading  # noqa: PLC0415 - with mpmath, and most right answers are plain
+
+        read = reading(gold)
+        if read.shape is not None or read.is_unknown:
+            return None
+        return (
+            f"field 'answer': {gold[:80]!r} cannot be read ({read.problem}), so that only its own letters are right:"
+            " write it otherwise, or set the reward's options.unreadable_gold = 'text'"
+        )

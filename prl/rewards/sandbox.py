@@ -3,7 +3,9 @@
 - A program that exceeds a limit is an outcome with that reason; a sandbox that cannot be set up is a SandboxError, and
   nothing was run then. Isolation is never weaker than what was asked for.
 - The program's output is read up to a limit, past which it is killed. When ``run`` returns, or is cancelled, no process
-  of it is left; with limits alone, none but those that took themselves out of its process group.
+  of it is left; with limits alone, unless it killed the one that sees to that.
+- A program that was killed, and not for its use of a limit, was so by itself or by a machine without memory: it is
+  ``killed``, which is told apart from every limit.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
 from prl.deadlines import awake_timeout
-from prl.errors import RewardError
+from prl.errors import PluginError, RewardError
 from prl.process import signal_group
 
 Isolation = Literal["namespace", "limits"]
@@ -30,6 +33,7 @@ _LAUNCH = str(Path(__file__).with_name("sandbox_launch.py"))
 _REAP_TIMEOUT_S = 5.0
 _PROBE_TIMEOUT_S = 30.0
 _CHUNK = 65536
+_END = re.compile(r"(exit|signal) (\d+) (\d+\.?\d*)")
 
 
 class SandboxError(RewardError):
@@ -54,7 +58,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
     """How a program ended."""
 
-    outcome: Literal["exit", "signal", "exhausted_cpu", "exhausted_wall", "exhausted_output"]
+    outcome: Literal["exit", "signal", "killed", "exhausted_cpu", "exhausted_wall", "exhausted_output"]
     code: int
     """Exit status, or the number of the signal."""
     stdout: str
@@ -65,7 +69,7 @@ async def run(program: str, given: str, limits: Limits, isolation: Isolation) ->
     """Run a Python program on ``given`` as its stdin. Raises SandboxError where it cannot be shut in."""
     reading, writing = os.pipe()
     with contextlib.ExitStack() as stack:
-        stack.callback(os.close, reading)
+        report = stack.enter_context(os.fdopen(reading, "rb", 0))
         work = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         asked = json.dumps({"program": program, "input": given, "work": work}).encode()
         try:
@@ -83,13 +87,9 @@ async def run(program: str, given: str, limits: Limits, isolation: Isolation) ->
         try:
             outcome, stdout, stderr = await _watch(process, asked, limits)
         finally:
-            signal_group(process.pid, signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REAP_TIMEOUT_S):
-                    await process.wait()
-        os.set_blocking(reading, False)
-        with contextlib.suppress(BlockingIOError):
-            return _ended(os.read(reading, 4096).decode(), outcome, stdout, stderr)
+            said = await _put_away(process, report)
+        if said is not None:
+            return _ended(said, outcome, stdout, stderr, limits)
     raise SandboxError("the sandbox did not report in time whether the program was shut in")
 
 
@@ -118,11 +118,34 @@ def describe(isolation: Isolation) -> str:
         os.close(writing)
         os.close(reading)
         work.cleanup()
-    if report.splitlines() != ["isolated", "exit 0"]:
+    if [line.rpartition(" ")[0] or line for line in report.splitlines()] != ["isolated", "exit 0"]:
         raise SandboxError(f"isolation = {isolation!r} is not to be had on this machine: {report.strip()}")
     if isolation == "namespace":
         return "programs run in user, network, process and mount namespaces, read-only, under limits"
     return "programs run under limits alone (isolation = 'limits'): they can reach the network, files and processes"
+
+
+def offered(isolation: Isolation, whose: str) -> str:
+    """The same for ``whose`` programs, when it is made: a PluginError that says what there is to do."""
+    try:
+        return describe(isolation)
+    except SandboxError as error:
+        hint = "; isolation = 'limits' does without, for programs that you trust" if isolation != "limits" else ""
+        raise PluginError(f"{whose}: {error}{hint}") from error
+
+
+def how_stopped(ran: Ran, limits: Limits) -> str | None:
+    """What stopped a program that did not end by itself, in words; None where it did, well or not."""
+    match ran.outcome:
+        case "exhausted_cpu":
+            return f"it was stopped after {limits.cpu_s} s of CPU time (cpu_s)"
+        case "exhausted_wall":
+            return f"it was stopped after {limits.wall_s:g} s (wall_s)"
+        case "exhausted_output":
+            return f"it was stopped after {limits.output_kib} KiB of output (output_kib)"
+        case "killed":
+            return "it was killed, by itself or since the machine had no memory left"
+    return None
 
 
 def _command(isolation: Isolation, limits: Limits, report: int) -> list[str]:
@@ -157,6 +180,21 @@ async def _watch(
     return outcome, stdout.decode(errors="replace"), stderr.decode(errors="replace")
 
 
+async def _put_away(process: asyncio.subprocess.Process, report: IO[bytes]) -> str | None:
+    """Kill what is left and wait until nothing is: what was reported, or None where that took too long."""
+    signal_group(process.pid, signal.SIGKILL)
+    reader = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), report)
+    try:
+        async with asyncio.timeout(_REAP_TIMEOUT_S):
+            await process.wait()
+            return (await reader.read()).decode()
+    except TimeoutError:
+        return None
+    finally:
+        pipe.close()
+
+
 async def _read(stream: asyncio.StreamReader, into: bytearray, limit: int, pid: int) -> bool:
     """Read to the end; False, and the program is killed, where that is more than ``limit``."""
     while chunk := await stream.read(_CHUNK):
@@ -167,15 +205,17 @@ async def _read(stream: asyncio.StreamReader, into: bytearray, limit: int, pid: 
     return True
 
 
-def _ended(report: str, outcome: str | None, stdout: str, stderr: str) -> Ran:
+def _ended(report: str, outcome: str | None, stdout: str, stderr: str, limits: Limits) -> Ran:
     lines = report.splitlines()
     if not lines or lines[0] != "isolated":
         raise SandboxError(f"a program could not be shut in: {report.strip() or stderr[-500:] or 'without a word'}")
     if outcome is not None:
         return Ran(outcome=outcome, code=0, stdout=stdout, stderr=stderr)  # type: ignore[arg-type]
-    how, _, number = (lines[1] if len(lines) > 1 else "signal 9").partition(" ")
-    if how not in {"exit", "signal"} or not number.isdecimal():
-        how, number = "signal", "0"  # it is no report: the program did not end as one does
-    if how == "signal" and int(number) in (signal.SIGXCPU, signal.SIGKILL):
-        return Ran(outcome="exhausted_cpu", code=int(number), stdout=stdout, stderr=stderr)
-    return Ran(outcome="exit" if how == "exit" else "signal", code=int(number), stdout=stdout, stderr=stderr)
+    found = _END.fullmatch(lines[1] if len(lines) > 1 else "signal 9 0")
+    how, number, used_s = found.groups() if found else ("signal", "0", "0")  # it did not end as a program does
+    code = int(number)
+    if how == "signal" and (code == signal.SIGXCPU or (code == signal.SIGKILL and float(used_s) >= limits.cpu_s)):
+        how = "exhausted_cpu"
+    elif how == "signal" and code == signal.SIGKILL:
+        how = "killed"
+    return Ran(outcome=how, code=code, stdout=stdout, stderr=stderr)  # type: ignore[arg-type]

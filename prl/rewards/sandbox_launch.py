@@ -13,8 +13,11 @@ With ``namespace`` the program has a user, a network, a process table, an IPC sp
   who runs prl may read, it may read (where that is root: what everybody may);
 - no process of the host can be seen or signalled, and when the program ends the kernel kills whatever it started.
 
-With ``limits`` it has the limits alone. The report is ``isolated``, then ``exit N`` or ``signal N``; a report that does
-not begin so means that nothing was run.
+With ``limits`` it has the limits alone. What it started is found and killed when it ends, also in sessions of its own,
+unless it kills the process that does this, which is its user's.
+
+The report is ``isolated``, then ``exit N`` or ``signal N`` and the seconds of processor time that it used; one that
+does not begin so means that nothing was run. Its end says that no process of the program is left.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import signal
 import sys
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
 _NEW_MOUNTS, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PIDS, _NEW_NET = (
     0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
@@ -35,6 +38,7 @@ _NOSUID, _NODEV, _NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 2, 4, 8, 4096, 16384, 1 
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = 442, -100, 0x8000, 1
 _NOBODY = 65534
 _INSIDE_ID = 1000
+_MOST_SWEEPS = 1000
 _HIDDEN = "/tmp"  # noqa: S108 - a file system of its own stands there
 PYTHON, WORK = f"{_HIDDEN}/python", f"{_HIDDEN}/work"
 
@@ -50,9 +54,13 @@ def main() -> None:
         os.write(report, f"failed {error.strerror}: {error.filename}\n".encode())
         sys.exit(1)
     _die_with(parent)  # once more: another user is not told of the parent's death
+    launcher = os.getpid()
     init = os.fork()
     if init == 0:
-        _die_with(0 if isolation == "namespace" else os.getppid())
+        if isolation == "namespace":
+            _die_with(0)
+        else:
+            _reap_all(launcher)
         _supervise((isolation, interpreter, work), limits, report, asked)
     os.waitpid(init, 0)
 
@@ -81,10 +89,59 @@ def _supervise(place: tuple[str, str, str], limits: dict, report: int, asked: di
         _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         environment = {"PATH": "/usr/bin:/bin", "HOME": work, "TMPDIR": work, "PYTHONDONTWRITEBYTECODE": "1"}
         os.execve(interpreter, [interpreter, "-I", "-B", program], environment)  # noqa: S606 - that is the purpose
-    _, status = os.waitpid(child, 0)
+    _, status, used = os.wait4(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    os.write(report, f"exit {code}\n".encode() if code >= 0 else f"signal {-code}\n".encode())
+    how = f"exit {code}" if code >= 0 else f"signal {-code}"
+    os.write(report, f"{how} {used.ru_utime + used.ru_stime:.3f}\n".encode())
+    if isolation != "namespace":
+        _sweep()
     os._exit(0)
+
+
+def _reap_all(launcher: int) -> None:
+    """Become the one whose children all orphans of the program are; at the launcher's death, end them all."""
+    os.setsid()  # who kills the launcher's group leaves this process to do its work
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGTERM, _end)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != launcher:
+        os._exit(1)
+
+
+def _end(*_: object) -> None:
+    _sweep()
+    os._exit(1)
+
+
+def _sweep() -> None:
+    """Kill what descends from this process until nothing does."""
+    for _ in range(_MOST_SWEEPS):
+        for pid in _descendants():
+            try:  # noqa: SIM105 - contextlib would be one import more in each launch
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                pass
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+
+
+def _descendants() -> list[int]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - pathlib would be one import more in each launch
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:  # noqa: PTH123 - the same
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
 
 
 def _shut_in(limits: dict) -> tuple[str, str]:  # type: ignore[type-arg]
@@ -132,13 +189,14 @@ def _limit(limits: dict) -> None:  # type: ignore[type-arg]
     mib = 1024 * 1024
     for what, value in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, limits["cpu_s"]),
         (resource.RLIMIT_AS, limits["memory_mib"] * mib),
         (resource.RLIMIT_FSIZE, limits["disk_mib"] * mib),
         (resource.RLIMIT_NPROC, limits["num_processes"]),
         (resource.RLIMIT_NOFILE, 64),
     ):
         resource.setrlimit(what, (value, value))
+    cpu_s = limits["cpu_s"]  # SIGXCPU, and a second later SIGKILL for those that do not heed it
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
 
 
 def _die_with(parent: int) -> None:

@@ -20,8 +20,9 @@ import msgspec
 from prl.config import RewardConfig
 from prl.deadlines import Deadlines
 from prl.errors import ConfigError
-from prl.rewards.asking import Asked, Opinion, Raised, RewardStatistics
+from prl.rewards.asking import Asked, Raised
 from prl.rewards.base import make_reward
+from prl.rewards.opinions import Opinion, RewardStatistics
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from prl.errors import DataError
 from prl.failure import FirstFailure, failures_to
-from prl.rewards.asking import Opinion
+from prl.rewards.opinions import Opinion
 from prl.rewards.scorer import Explained, Scorer
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
 

@@ -6,6 +6,7 @@ It listens on a socket of the run's, gives way to everything else on the machine
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -30,7 +31,8 @@ def main(argv: list[str]) -> None:
 
 
 async def serve(runs: Runs, address: str, listening: socket.socket) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Until SIGINT or SIGTERM. A bug is told on stderr, with its traceback."""
+    logging.basicConfig(level=logging.WARNING)
     server = ViewServer(Api(runs), guard_of(address, listening), listening)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -6,7 +6,7 @@ Invariants:
 - It can be thrown away at any moment and is made again. It is brought up to date slice by slice, each a transaction:
   whoever is killed meanwhile, or does the same in another process, leaves it whole.
 - A sample is known by the byte where its line begins, and a group by its first sample, which an index that is made anew
-  gives again. Neighbouring lines of one step with the same ``group`` (where there is none, of one prompt) are a group.
+  gives again.
 - What a resumed run has cut from the file is cut here too, and what is before stays.
 """
 
@@ -19,102 +19,13 @@ import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
 
 from prl.view.files import ChangedError, Line, Tail, read_at
 from prl.view.index_file import connect
+from prl.view.sample_rows import SCHEMA, Rows, last_group
 
-PROMPT_SHOWN = 200
-TEXT_INDEXED = 20_000
-"""Characters of a text that can be searched."""
 _CHUNK_BYTES = 1 << 21
 _WORD = re.compile(r"[^\W_]+")
-
-SCHEMA = """
-CREATE TABLE state (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
-CREATE TABLE groups (
-  id INTEGER PRIMARY KEY, step INTEGER, key TEXT, prompt_id TEXT, prompt TEXT, doc INTEGER, n INTEGER, reward_sum REAL,
-  reward_mean REAL, reward_min REAL, reward_max REAL, length_sum INTEGER, length_mean REAL, finish TEXT,
-  size INTEGER, crc INTEGER);
-CREATE INDEX groups_step ON groups (step);
-CREATE INDEX groups_reward ON groups (reward_mean);
-CREATE INDEX groups_length ON groups (length_mean);
-CREATE INDEX groups_doc ON groups (doc);
-CREATE TABLE samples (
-  id INTEGER PRIMARY KEY, size INTEGER, grp INTEGER, member INTEGER, reward REAL, finish TEXT, length INTEGER,
-  doc INTEGER);
-CREATE INDEX samples_grp ON samples (grp);
-CREATE INDEX samples_doc ON samples (doc, grp);
-CREATE TABLE finishes (word TEXT PRIMARY KEY) WITHOUT ROWID;
-CREATE VIRTUAL TABLE words USING fts5 (text, content='', detail=none);
-"""
-
-
-class _Sample(msgspec.Struct):
-    """What the index needs of a line."""
-
-    step: int
-    token_ids: msgspec.Raw
-    prompt_id: int | str | None = None
-    prompt: str = ""
-    completion: str = ""
-    finish: str | None = None
-    reward: float | None = None
-    group: int | str | None = None
-    member: int | None = None
-
-
-class _Group(msgspec.Struct):
-    """A row of ``groups`` while samples are added to it; the names are the columns'."""
-
-    id: int
-    step: int
-    key: str
-    prompt_id: str | None
-    prompt: str
-    doc: int
-    n: int = 0
-    reward_sum: float = 0.0
-    reward_mean: float | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    length_sum: int = 0
-    length_mean: float = 0.0
-    finish: str = "{}"
-    size: int = 0
-    crc: int = 0
-
-    def add(self, reward: float | None, length: int, finish: str) -> None:
-        """Count a sample."""
-        self.n += 1
-        if reward is not None:
-            self.reward_sum += reward
-            self.reward_min = reward if self.reward_min is None else min(self.reward_min, reward)
-            self.reward_max = reward if self.reward_max is None else max(self.reward_max, reward)
-        self.reward_mean = None if self.reward_min is None else self.reward_sum / self.n
-        self.length_sum += length
-        self.length_mean = self.length_sum / self.n
-        counts: dict[str, int] = msgspec.json.decode(self.finish)
-        counts[finish] = counts.get(finish, 0) + 1
-        self.finish = msgspec.json.encode(counts).decode()
-
-
-_GROUP_COLUMNS = ", ".join(_Group.__struct_fields__)
-_PUT_GROUP = (
-    f"INSERT OR REPLACE INTO groups ({_GROUP_COLUMNS}) VALUES ({', '.join('?' * len(_Group.__struct_fields__))})"  # noqa: S608 -- names of ours
-)
-_PUT_SAMPLE = "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-_PUT_WORDS = "INSERT INTO words (rowid, text) VALUES (?, ?)"
-
-
-class Added(NamedTuple):
-    """Rows of one slice."""
-
-    samples: list[tuple[Any, ...]]
-    groups: dict[int, _Group]
-    words: list[tuple[int, str]]
 
 
 class Samples:
@@ -124,7 +35,6 @@ class Samples:
         self.path = run_dir / "samples.jsonl"
         self._run_dir = run_dir
         self._tail = Tail(self.path)
-        self._decoder = msgspec.json.Decoder(_Sample)
         self._database: sqlite3.Connection | None = None
         self.lock = threading.RLock()
         self._malformed = 0
@@ -221,54 +131,17 @@ class Samples:
 
     def _put(self, base: sqlite3.Connection, lines: list[Line], state: dict[str, int]) -> None:
         if lines:
-            doc, malformed = state.get("doc", 0), state.get("malformed", 0)
-            added = Added([], {}, [])
-            num_bad, doc = self._sort(lines, _last_group(base), added, doc)
-            base.executemany(_PUT_SAMPLE, added.samples)
-            base.executemany(_PUT_GROUP, map(msgspec.structs.astuple, added.groups.values()))
-            base.executemany(_PUT_WORDS, added.words)
-            base.executemany("INSERT OR IGNORE INTO finishes VALUES (?)", {(row[5],) for row in added.samples})
-            self._malformed = malformed + num_bad
-            _keep(base, doc=doc, malformed=self._malformed)
+            rows = Rows(last_group(base), state.get("doc", 0))
+            for line in lines:
+                rows.add(line)
+            rows.put(base)
+            self._malformed = state.get("malformed", 0) + rows.num_malformed
+            _keep(base, doc=rows.doc, malformed=self._malformed)
         if self._tail.position != state.get("position", 0):
             if self._tail.last is not None:
                 offset, size, crc = self._tail.last
                 _keep(base, last=offset, last_size=size, last_crc=crc)
             _keep(base, position=self._tail.position)
-
-    def _sort(self, lines: list[Line], group: _Group | None, added: Added, doc: int) -> tuple[int, int]:
-        """Lines into rows; how many were none, and the last number of a text."""
-        num_bad = 0
-        for line in lines:
-            try:
-                sample = self._decoder.decode(line.text)
-            except (msgspec.MsgspecError, RecursionError):
-                num_bad += 1
-                continue
-            key = f"p{sample.prompt_id}" if sample.group is None else f"g{sample.group}"
-            if group is None or group.step != sample.step or group.key != key:
-                doc += 1
-                group = _Group(
-                    id=line.offset,
-                    step=sample.step,
-                    key=key,
-                    prompt_id=None if sample.prompt_id is None else str(sample.prompt_id),
-                    prompt=sample.prompt[:PROMPT_SHOWN],
-                    doc=doc,
-                    size=len(line.text),
-                    crc=zlib.crc32(line.text),
-                )
-                added.words.append((doc, sample.prompt[:TEXT_INDEXED]))
-            doc += 1
-            ids = bytes(sample.token_ids)
-            length = ids.count(b",") + 1 if len(ids) > len(b"[]") else 0
-            finish = sample.finish or ""
-            member = group.n if sample.member is None else sample.member
-            added.samples.append((line.offset, len(line.text), group.id, member, sample.reward, finish, length, doc))
-            added.words.append((doc, sample.completion[:TEXT_INDEXED]))
-            group.add(sample.reward, length, finish)
-            added.groups[group.id] = group
-        return num_bad, doc
 
     def _cut(self, base: sqlite3.Connection) -> None:
         """Keep the groups that the file still has, but for the last of them, whose samples are read again."""
@@ -312,11 +185,6 @@ def words_of(text: str) -> str:
     """A search for all the words of ``text``, the last of which may be only begun; empty without any."""
     words = [f'"{word}"' for word in _WORD.findall(text)]
     return " AND ".join(words) + "*" if words else ""
-
-
-def _last_group(base: sqlite3.Connection) -> _Group | None:
-    row = base.execute(f"SELECT {_GROUP_COLUMNS} FROM groups ORDER BY id DESC LIMIT 1").fetchone()  # noqa: S608 -- ours
-    return None if row is None else _Group(*row)
 
 
 def _state(base: sqlite3.Connection) -> dict[str, int]:

@@ -21,7 +21,7 @@ from prl.view.files import Line
 
 MAX_LANES, MAX_NAMES = 1000, 10_000
 Ints = npt.NDArray[np.int64]
-_NONE = -1
+_NONE, _NUM_FACTS = -1, 5
 _MOMENT_S = 1e-9
 """What a span that took no time counts for."""
 
@@ -36,6 +36,8 @@ class Span(msgspec.Struct):
     why: str | None = None
     step: int | None = None
     version: int | None = None
+    n: int | None = None
+    """Spans that were merged into this one when the file was thinned, where there are more than itself."""
 
 
 class Shown(msgspec.Struct, kw_only=True):
@@ -80,7 +82,7 @@ class _Lane:
     def __init__(self) -> None:
         self.start, self.end = array("d"), array("d")
         self.facts = array("q")
-        """State, why, step and version of each span, one after the other."""
+        """State, why, step, version and n of each span, one after the other."""
 
 
 class Timeline:
@@ -117,7 +119,7 @@ class Timeline:
             return
         step = _NONE if span.step is None else span.step
         version = _NONE if span.version is None else span.version
-        lane.facts.extend((state, self._whys.number(span.why), step, version))
+        lane.facts.extend((state, self._whys.number(span.why), step, version, max(1, span.n or 1)))
         lane.start.append(span.start)
         lane.end.append(max(span.start, span.end))
         self.first, self.last = min(self.first, span.start), max(self.last, span.end)
@@ -157,11 +159,11 @@ class Timeline:
 
     def _of_lane(self, name: str, lane: _Lane, first: float, last: float, pixel_s: float) -> list[Shown]:
         start, end = np.frombuffer(lane.start), np.frombuffer(lane.end)
-        facts: Ints = np.frombuffer(lane.facts, dtype=np.int64).reshape(-1, 4)
+        facts: Ints = np.frombuffer(lane.facts, dtype=np.int64).reshape(-1, _NUM_FACTS)
         rows = np.flatnonzero((end >= first) & (start <= last))
         is_short = (end - start)[rows] < pixel_s
         shown = [
-            self._shown(name, float(begin), float(until), fact, n=1, share=1.0)
+            self._shown(name, float(begin), float(until), fact, n=fact[-1], share=1.0)
             for begin, until, fact in zip(
                 start[rows[~is_short]], end[rows[~is_short]], facts[rows[~is_short]].tolist(), strict=True
             )
@@ -194,7 +196,8 @@ class Timeline:
         joins = (state[1:] == state[:-1]) & (np.diff(kept) == 1) & ~is_alone[1:] & ~is_alone[:-1]
         begins = np.concatenate([[0], np.flatnonzero(~joins) + 1])
         until = np.append(begins[1:], len(kept))
-        chosen, totals = facts[example[kept]].tolist(), np.add.reduceat(counts, begins)
+        chosen = facts[example[kept]].tolist()
+        totals = np.add.reduceat(np.bincount(pixel, facts[:, -1], minlength=num_pixels)[kept], begins).astype(np.int64)
         share = np.add.reduceat(lasted.max(axis=1), begins) / np.add.reduceat(lasted.sum(axis=1), begins)
         return [
             self._shown(name, float(starts[a]), float(ends[a:b].max()), chosen[a], n=n, share=of_state)
@@ -204,7 +207,7 @@ class Timeline:
         ]
 
     def _shown(self, name: str, start: float, end: float, fact: list[int], *, n: int, share: float) -> Shown:
-        state, why, step, version = fact
+        state, why, step, version, _ = fact
         return Shown(
             lane=name,
             state=self._states.texts[state],

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,8 @@ class Watched:
         while lines := self._log.read():
             self._events.extend(lines)
         if is_new:
-            self._seen_progress, self._seen_curves = deepcopy(self._progress), deepcopy(self._curves)
+            self._seen_progress = self._progress.copied()
+            self._seen_curves = {name: values.copy() for name, values in self._curves.items()}
 
     def _add_evaluation(self, line: dict[str, Any]) -> None:
         with suppress(msgspec.ValidationError):

@@ -59,7 +59,7 @@ def test_sampled_ids_stay_as_they_are() -> None:
         (0, ids("ask:"), 2),
         (0, ids("? "), 1),
     ]
-    [sample] = make_samples(chat_prompt_of(talk), completion, 2.0)
+    [sample] = make_samples(chat_prompt_of(talk), completion, [2.0] * len(completion.turns))
     assert sample.token_ids == [*second.token_ids, ord("y")]
     assert sample.loss_mask == [0] * 4 + [1] * 2 + [0] * 2 + [1]
     assert sample.advantages == [2.0 * mask for mask in sample.loss_mask]
@@ -78,7 +78,7 @@ def test_a_rewritten_history_begins_a_sample() -> None:
     rewritten = talk.behind_text("ask:c. more", is_rendered=False)
     assert (rewritten.sample, rewritten.token_ids) == (None, ids("ask:c. more"))
     talk.add(rewritten, said(*ids("d")))
-    samples = make_samples(chat_prompt_of(talk), talk.completion({}), -1.0)
+    samples = make_samples(chat_prompt_of(talk), talk.completion({}), [-1.0] * talk.num_turns)
     assert [sample.token_ids for sample in samples] == [ids("ask:abc"), ids("ask:c. mored")]
     assert [sum(sample.loss_mask) for sample in samples] == [3, 1]
     assert {a for sample in samples for a, m in zip(sample.advantages, sample.loss_mask, strict=True) if m} == {-1.0}
@@ -94,7 +94,7 @@ def test_a_branch_begins_a_sample() -> None:
     assert left.sample == right.sample == 0
     talk.add(left, said(*ids("x")))
     talk.add(right, said(*ids("y")))
-    samples = make_samples(chat_prompt_of(talk), talk.completion({}), 1.0)
+    samples = make_samples(chat_prompt_of(talk), talk.completion({}), [1.0] * talk.num_turns)
     assert [(sample.token_ids, sum(sample.loss_mask)) for sample in samples] == [
         (ids("ask:a1x"), 2),
         (ids("ask:b"), 1),
@@ -140,7 +140,7 @@ def test_every_sampled_token_is_in_one_sample_behind_its_own_ids(script: list[tu
         texts.append(text + answer)
         expected.append((text, answer))
     trained: list[tuple[str, str]] = []
-    for sample in make_samples(chat_prompt_of(talk), talk.completion({}), 1.0):
+    for sample in make_samples(chat_prompt_of(talk), talk.completion({}), [1.0] * talk.num_turns):
         text = Letters().decode_all(sample.token_ids)
         masks = sample.loss_mask
         starts = [t for t in range(len(masks)) if masks[t] and not masks[t - 1]]

@@ -335,3 +335,25 @@ async def test_a_class_has_what_its_episodes_share(tokenizer: Tokenizer) -> None
 
     await play("test-class", tokenizer, Answers(tokenizer, "said"), word="w")
     assert log == ["open w", "said", "close"]
+
+
+async def test_a_turn_knows_what_was_given_before_it(tokenizer: Tokenizer) -> None:
+    """Each turn is stamped with the rewards that came before it was asked for, which its tokens did not earn."""
+    completion = completed(await play("test-echo", tokenizer, Answers(tokenizer, "one", "two", "three"), num_turns=3))
+    assert [turn.earned for turn in completion.turns] == [0.0, 1.0, 2.0]
+    assert completion.rewards == {"turns": 3.0}
+
+
+@prl.environment("test-notes")
+async def notes(session: Session, prompt: Prompt) -> float:
+    """Note something beside a reward."""
+    await session.generate()
+    session.note(7, "tries")
+    return 1.0
+
+
+async def test_what_is_noted_is_seen_and_worth_nothing(tokenizer: Tokenizer) -> None:
+    """It stands among the parts, and the reward is without it; a part of the same name is a reward's."""
+    completion = completed(await play("test-notes", tokenizer, Answers(tokenizer, "one")))
+    score = await judged_with(None)(completion, chat_prompt(tokenizer))
+    assert score == Score(reward=1.0, parts={"tries": 7.0, "environment": 1.0})

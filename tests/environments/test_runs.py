@@ -153,9 +153,10 @@ EPISODE = Completion(
     finish="stop",
     turns=[
         Turn(sample=0, context=[1], num_sampled=1, finish="stop"),
-        Turn(sample=1, context=[2], num_sampled=1, finish="stop"),
+        Turn(sample=1, context=[2], num_sampled=1, finish="stop", earned=0.5),
     ],
     rewards={"environment": 1.0},
+    noted={"tries": 2.0},
 )
 
 
@@ -236,5 +237,5 @@ def test_turns_divide_a_completion(turns: list[tuple[int, list[int], int]], mess
 
 def test_an_overlong_episode_is_masked_as_a_whole() -> None:
     """All samples of an episode whose last turn was cut count in no gradient."""
-    samples = make_samples(make_prompt(), EPISODE, 3.0, trained=False)
+    samples = make_samples(make_prompt(), EPISODE, [3.0, 3.0], trained=False)
     assert [(s.loss_mask, s.advantages) for s in samples] == [([0, 0], [0.0, 0.0])] * 2

@@ -58,7 +58,7 @@ async def test_the_model_calls_until_it_answers(tokenizer: Tokenizer) -> None:
     completion = await episodes.play(prompt, decoding, answers)
     assert isinstance(completion, Completion)
     assert completion.text == "it is 42"
-    [sample] = make_samples(prompt, completion, 1.0)
+    [sample] = make_samples(prompt, completion, [1.0] * len(completion.turns))
     said = tokenizer.decode_all(answers.asked[1][0])
     assert said.endswith(f"u:6*7?<|end|>a:let me see {CALL}<|end|>t:42<|end|>a:")
     trained = [token for token, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]

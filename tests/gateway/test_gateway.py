@@ -66,7 +66,7 @@ def completed(outcome: Completion | Dropped) -> Completion:
 def said(tokenizer: Tokenizer, completion: Completion) -> list[tuple[str, str]]:
     """Of each sample, what stood there and what of it is trained."""
     found = []
-    for sample in make_samples(chat_prompt(tokenizer), completion, 1.0):
+    for sample in make_samples(chat_prompt(tokenizer), completion, [1.0] * len(completion.turns)):
         trained = [token for token, mask in zip(sample.token_ids, sample.loss_mask, strict=True) if mask]
         found.append((tokenizer.decode_all(sample.token_ids), tokenizer.decode_all(trained)))
     return found

@@ -144,6 +144,8 @@ async def test_a_memory_bomb_is_an_error_of_its_own() -> None:
         ("while True: print('x' * 1000)", LIMITS, "exhausted_output"),
         ("import sys\nwhile True: sys.stderr.write('x' * 1000)", LIMITS, "exhausted_output"),
         ("import signal\nsignal.pause()", msgspec.structs.replace(LIMITS, wall_s=2.0), "exhausted_wall"),
+        ("import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", LIMITS, "exhausted_cpu"),
+        ("import os\nos.kill(os.getpid(), 9)", LIMITS, "killed"),
     ],
 )
 async def test_a_limit_is_an_outcome(program: str, limits: Limits, outcome: str) -> None:
@@ -170,6 +172,28 @@ async def test_limits_alone_are_what_they_say() -> None:
     ran = await run("import os\nprint(os.listdir(), input())", "1", LIMITS, "limits")
     assert (ran.outcome, ran.stdout) == ("exit", "['program.py'] 1\n")
     assert (await run("while True: pass", "", LIMITS, "limits")).outcome == "exhausted_cpu"
+
+
+LEAVES = """
+import os, signal, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        os.execvp("sleep", ["sleep", sys.stdin.read()])
+    signal.pause()
+print("left")
+"""
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_with_limits_alone_sessions_of_its_own_do_not_get_away(*, ends: bool) -> None:
+    """What a program started is gone with it, whether it ends or is stopped, in whatever session it is."""
+    word = f"4{os.getpid()}{ends:d}"
+    program = LEAVES if ends else LEAVES + "sys.stdout.flush()\nsignal.pause()"
+    ran = await run(program, word, msgspec.structs.replace(LIMITS, wall_s=30.0 if ends else 2.0), "limits")
+    assert (ran.outcome, ran.stdout) == ("exit" if ends else "exhausted_wall", "left\n")
+    assert [each for each in psutil.process_iter(["cmdline"]) if word in (each.info["cmdline"] or [])] == []
 
 
 def test_isolation_that_is_not_to_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

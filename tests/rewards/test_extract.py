@@ -7,6 +7,8 @@ import time
 import pytest
 
 from prl.rewards.extract import TAIL_CHARS, Extract, final_answer
+from prl.rewards.verdict.policy import Policy
+from prl.rewards.verdict.same import verdict
 from tests.rewards.samples import completion, prompt
 
 
@@ -21,6 +23,7 @@ from tests.rewards.samples import completion, prompt
         (r"\boxed{a\\}", r"a\\"),
         ("The answer is 12.", "12"),
         ("The answer is 3.14. Or so.", "3.14"),
+        ("The answer is 42. Or maybe 43.", "42, Or maybe 43"),
         ("**Answer:** 7", "7"),
         ("**Final answer: $x+1$**", "x+1"),
         ("the answer is 1\nThe Answer = 2\nbye", "2"),
@@ -144,3 +147,31 @@ def test_no_text_takes_long(unit: str, extract: Extract) -> None:
 def test_an_answer_far_from_the_end_is_not_found() -> None:
     """Only the tail of a text is searched."""
     assert final_answer(completion(r"\boxed{1}" + "x" * TAIL_CHARS), prompt()) is None
+
+
+@pytest.mark.parametrize(
+    ("gold", "text", "right"),
+    [
+        ("42", r"<reasoning>\boxed{41}</reasoning>\boxed{42}", True),
+        ("42", r"</think>\boxed{42}", False),
+        ("42", r"<thinking>\boxed{42}</thinking>", False),
+        ("42", "The answer is not 42.", False),
+        ("42", "The answer is 42, I think.", False),
+        ("42", "The answer is 42 or 43.", False),
+        ("42", r"\boxed{42}. The answer is 43.", False),
+        ("42", r"I am between \boxed{41} and \boxed{42}", False),
+        ("42", r"\boxed{41}, no wait, it has to be \boxed{42}", True),
+        ("42", r"Final Answer: The final answer is $42$. I hope it is correct.", True),
+        ("42", "The answer is forty-two.", True),
+        ("0.5", "The answer is .5", True),
+        ("-3", "The answer is \u22123", True),
+        ("B", "The correct answer is option B.", True),
+        ("B", "The answer is A or B", False),
+        ("$5.50", "The answer is $5.50.", True),
+        ("2", "Answer:\n$$2$$", True),
+    ],
+)
+def test_texts_to_their_end(gold: str, text: str, *, right: bool) -> None:
+    """What is found in a whole text, judged by the rules."""
+    answer = final_answer(completion(text), prompt())
+    assert (answer is not None and verdict(gold, answer, Policy()).value == 1.0) is right

@@ -178,6 +178,14 @@ async def test_the_rate_is_limited() -> None:
         assert asyncio.get_running_loop().time() - start >= 3 / 20
 
 
+async def test_who_waits_for_the_rate_is_not_late() -> None:
+    """Calls that a limit holds back longer than ``timeout_s`` are made when it is their turn, alone or in a batch."""
+    async with serving(lengths) as service:
+        limits = {"batch_size": 2, "batch_wait_s": 0.01, "max_requests_per_s": 4.0}
+        verdicts = await score(service, 8, timeout_s=0.5, **limits)
+        assert verdicts == [Score(reward=float(n), parts={"http": float(n)}) for n in range(8)]
+
+
 async def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent as a bearer token, and a variable that is not set is said before anything starts."""
     monkeypatch.setenv("PRL_TEST_KEY", "k-123")

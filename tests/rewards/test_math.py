@@ -52,12 +52,10 @@ async def judge(scorer: Scorer, case: Case) -> str:
 
 
 async def test_verdicts() -> None:
-    """Every row is judged as expected; a gold that cannot be read makes the reward abstain."""
+    """Every row is judged as expected."""
     async with Scorer([math()]) as scorer:
         given = {i: await judge(scorer, row) for i, row in ROWS.items()}
-    wrong = {i for i, verdict in given.items() if verdict != ROWS[i].expected}
-    assert wrong == {"M78"}
-    assert given["M78"] == "Abstained"
+    assert given == {i: row.expected for i, row in ROWS.items()}
 
 
 async def test_a_group_of_bombs_delays_nobody() -> None:
@@ -70,7 +68,7 @@ async def test_a_group_of_bombs_delays_nobody() -> None:
     gap = await _worst_gap_while(_judge_bombs(reward))
     assert gap < 0.2
     assert (len(reward.rules.pids), len(reward.symbolic.pids)) == (2, 2)
-    assert (await reward(completion(r"\boxed{0.5}"), prompt(r"\frac{1}{2}"))).value == 1.0
+    assert (await reward(completion(r"\boxed{x + 1}"), prompt("1 + x"))).value == 1.0
     assert (await reward(completion(r"\boxed{\int_0^2 x dx}"), prompt("2"))).value == 1.0
     await reward.close()
 
@@ -78,11 +76,12 @@ async def test_a_group_of_bombs_delays_nobody() -> None:
 async def _judge_bombs(reward: Math) -> None:
     async with asyncio.timeout(90), asyncio.TaskGroup() as group:
         tasks = [group.create_task(reward(completion(rf"\boxed{{{bomb}}}"), prompt("2"))) for bomb in BOMBS]
-        beside = await reward(completion(r"\boxed{2}"), prompt("2"))
+        beside = await reward(completion(r"\boxed{x + 2}"), prompt("2 + x"))
         assert not any(task.done() for task in tasks)
         assert beside.value == 1.0
     assert [task.result().value for task in tasks] == [0.0] * len(BOMBS)
-    assert {task.result().reason for task in tasks} == {"exhausted_cpu"}
+    reasons = {task.result().reason for task in tasks}
+    assert reasons <= {"exhausted_cpu", "exhausted_wall"}, "the latter where the machine has no time for them"
 
 
 async def _worst_gap_while(work: object) -> float:
@@ -132,22 +131,38 @@ async def test_formulas_that_the_rules_do_not_know(gold: str, answer: str, value
         ("(1,2", "a parenthesis is never closed"),
         ("<think>5", "nothing stands in it"),
         ("1+" * 3000, "over 5000 are never right"),
+        ("10:30 is 5", "'10:30 is 5' cannot be read ("),
+        ("12,345", None),
+        (r"\foo{5}", None),
+        ("the red one", None),
     ],
 )
 def test_a_right_answer_that_never_pays_is_found(gold: str, problem: str | None) -> None:
     """The reward says of a row's fields why no answer could be right."""
     found = Math().check_row({"answer": gold})
     assert found is None if problem is None else problem in str(found)
+    assert Math(unreadable_gold="text").check_row({"answer": "10:30 is 5"}) is None
 
 
 async def test_a_known_answer_is_not_judged_again() -> None:
     """The members of a group that give one answer cost one question; another right answer makes it another one."""
     reward = Math(num_workers=1)
     await reward.open()
-    first = await reward(completion(r"so \boxed{0.5}"), prompt("1/2"))
+    first = await reward(completion(r"so \boxed{x + 1}"), prompt("1 + x"))
     await reward.rules.close()
-    assert await reward(completion(r"or \boxed{0.5}"), prompt("1/2")) == first
+    assert await reward(completion(r"or \boxed{x + 1}"), prompt("1 + x")) == first
     await reward.close()
+
+
+async def test_a_plain_number_needs_no_worker() -> None:
+    """Most answers are one: compared where they are found, with the reason that a worker would give."""
+    reward = Math()  # and no process was started
+    judged = [await reward(completion(rf"\boxed{{{answer}}}"), prompt("1,000")) for answer in ("1000", "1000.0", "999")]
+    assert [(each.value, each.reason) for each in judged] == [
+        (1.0, "same_text"),
+        (1.0, "same_value"),
+        (0.0, "other_value"),
+    ]
 
 
 async def test_deep_nesting_is_wrong_and_no_failure() -> None:
@@ -166,7 +181,7 @@ async def test_what_is_not_asked_of_a_worker() -> None:
         assert (judged.value, judged.reason) == (0.0, reason)
 
 
-@pytest.mark.parametrize("gold", [" ", r"\frac{", "$$"])
+@pytest.mark.parametrize("gold", [r"\frac{", "$$"])
 async def test_gold_that_cannot_be_read_never_pays(gold: str) -> None:
     """An answer is not right because the right one cannot be read."""
     async with Scorer([math()]) as scorer:

@@ -39,7 +39,12 @@ def make(path: Path, *, num_steps: int, num_samples: int, group_size: int = 8, e
     path.mkdir(parents=True)
     num_groups = max(1, num_samples // group_size)
     (path / "config.toml").write_text(to_toml(config(path.name, num_steps, num_groups, group_size)))
-    versions = {"prl": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "devices": ["cpu"]}
+    versions = {
+        "prl": "0.1.0",
+        "torch": "2.13.0",
+        "python": "3.11.9",
+        "devices": [{"kind": "cpu", "name": "a processor", "cores": 2}],
+    }
     (path / "versions.json").write_bytes(msgspec.json.encode(versions))
     _write(path / "metrics.jsonl", metrics(num_steps))
     _write(path / "evaluations.jsonl", evaluations(num_steps))
@@ -164,7 +169,7 @@ def timeline(num_steps: int) -> Iterator[dict[str, Any]]:
     for step in range(1, num_steps + 1):
         start = START + STEP_S * (step - 1)
         for engine in range(2):
-            lane = f"engine {engine}"
+            lane = f"engine-{engine}"
             yield {"lane": lane, "state": "generating", "start": start, "end": start + 1.9, "why": None, "step": step}
             why = f"weights of version {step}"
             paused = {"lane": lane, "state": "paused", "start": start + 1.9, "end": start + 1.93, "why": why}

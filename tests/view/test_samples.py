@@ -66,6 +66,7 @@ def test_neighbouring_lines_of_one_prompt_are_a_group(tmp_path: Path) -> None:
         "finish": {"stop": 1, "length": 1},
     }
     assert found["groups"][2]["reward_mean"] is None
+    assert (prompts(samples, reward_min=0.6), prompts(samples, length_max=2)) == ([], [7])
     told = browse.group(samples, 0)
     assert [(each["member"], each["reward"], each["length"]) for each in told["samples"]] == [(0, 0.0, 3), (1, 1.0, 0)]
     whole = browse.sample(samples, told["samples"][1]["sample"])
@@ -107,8 +108,9 @@ def test_a_search_finds_words_of_a_prompt_or_of_one_completion(tmp_path: Path) -
 
 def test_lines_come_while_somebody_looks(tmp_path: Path) -> None:
     """A group that was half there is whole later; what is no sample is counted; half a line waits."""
-    samples = indexed(tmp_path, line(1, 1, 0.0), b"no sample", {"step": 1}, b"")
-    assert samples.skipped == 3
+    huge = b'{"step": 1' + b"0" * 30 + b', "token_ids": []}'
+    samples = indexed(tmp_path, line(1, 1, 0.0), b"no sample", {"step": 1}, b"", huge)
+    assert samples.skipped == 4
     with samples.path.open("ab") as file:
         file.write(encoded(line(1, 1, 1.0), line(2, 2, 0.0)) + b'{"step": 2')
     assert samples.advance(10)

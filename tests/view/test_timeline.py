@@ -38,11 +38,12 @@ def test_what_is_narrower_is_merged_to_the_state_that_had_most_of_the_time() -> 
         for step in range(1000)
         for span in (("trainer", "waiting", step, step + 0.2), ("trainer", "training", step + 0.2, step + 1.0))
     ]
-    timeline = filled(*short, ("trainer", "saving", 1000.0, 1200.0))
+    thinned = {"lane": "trainer", "state": "saving", "start": 1000.0, "end": 1200.0, "n": 3}
+    timeline = filled(*short, thinned)
     _, _, spans = timeline.shown(None, None, lanes=["trainer"], points=60)
     assert [(span.state, span.n, round(span.share, 2)) for span in spans] == [
         ("training", 2000, 0.8),
-        ("saving", 1, 1.0),
+        ("saving", 3, 1.0),
     ]
     assert (spans[0].start, spans[0].end) == (0.0, 1000.0)
 

@@ -168,7 +168,6 @@ CONSTANTS: dict[str, Callable[[], Number]] = {
     "e": lambda: +mpmath.e,
     "i": lambda: mpmath.mpc(0, 1),
     "infinity": lambda: mpmath.inf,
-    "infty": lambda: mpmath.inf,
 }
 OPERATIONS: dict[str, Callable[..., Number]] = {
     "+": lambda *terms: functools.reduce(_add, terms),

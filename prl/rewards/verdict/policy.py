@@ -18,3 +18,5 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """Two different units are different answers. One that only one side states does not matter with ``if_stated``."""
     bases: Literal["stated", "value"] = "stated"
     r"""``52_8`` is not 42 with ``stated``: who is asked for a base has to use it."""
+    empty_gold: Literal["wrong", "abstain"] = "wrong"
+    """Where the right answer is empty no answer is right. Such a row is refused when data is loaded."""

@@ -16,10 +16,12 @@ from functools import lru_cache
 import mpmath
 import msgspec
 
+from prl.rewards.verdict.kinds import Based, Bracketed, Matrix, Relation, Scalar, Several, Shape, Words
 from prl.rewards.verdict.node import Node, UnknownError, UnreadableError, number
 from prl.rewards.verdict.operations import Number, TooLargeError, UndefinedError, real
 from prl.rewards.verdict.policy import Policy
-from prl.rewards.verdict.shape import Based, Bracketed, Matrix, Relation, Scalar, Several, Shape, Words, read
+from prl.rewards.verdict.relations import apart_from
+from prl.rewards.verdict.shape import read
 from prl.rewards.verdict.text import MalformedError, clean, literal
 from prl.rewards.verdict.value import agree, close, same, symbols
 
@@ -55,6 +57,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def verdict(gold: str, answer: str, policy: Policy) -> Outcome:  # noqa: C901, PLR0911 - one a reason
     """Compare an answer with the right one; ``unread`` where a formula of either is not understood here."""
+    if not gold.strip():
+        return Outcome(0.0 if policy.empty_gold == "wrong" else None, "no_gold", "there is no right answer")
     try:
         right = reading(gold)
     except MalformedError as error:
@@ -152,6 +156,10 @@ class _Comparison:
                 return self._based(given, right)
             case (Relation(sign="="), Relation(sign="=")):
                 return self._equations(right, given)
+            case (Relation(sign="!="), Several()):
+                return (beside := apart_from(right)) is not None and self.equal(beside, given)
+            case (Several(), Relation(sign="!=")):
+                return self.equal(given, right)
             case (Relation(), Relation()):
                 return right.sign == given.sign and self._inequalities(right, given)
             case (Relation(sign="="), _) if not isinstance(given, Bracketed) or not isinstance(right.right, Scalar):

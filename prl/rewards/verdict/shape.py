@@ -10,70 +10,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Literal
 
-import msgspec
-
+from prl.rewards.verdict.bases import based
 from prl.rewards.verdict.brackets import inside, outside, split
-from prl.rewards.verdict.node import Node, UnknownError, UnreadableError, number
+from prl.rewards.verdict.kinds import Bracketed, Matrix, Scalar, Several, Shape, Words
+from prl.rewards.verdict.node import UnknownError, UnreadableError, number
+from prl.rewards.verdict.relations import INFINITY, MINUS_INFINITY, all_but, both, relation
 from prl.rewards.verdict.syntax import MAX_DEPTH, parse
 from prl.rewards.verdict.text import literal
-from prl.rewards.verdict.units import Unit, split_percent, split_unit
+from prl.rewards.verdict.units import split_percent, split_unit
 from prl.rewards.verdict.words import number_in_words
-
-
-class Words(msgspec.Struct, frozen=True):
-    """Only its letters count."""
-
-    letters: str
-
-
-class Scalar(msgspec.Struct, frozen=True):
-    """One formula, what it counts, and whether a percent sign stands behind it."""
-
-    formula: Node
-    unit: Unit | None = None
-    percent: bool = False
-
-
-class Based(msgspec.Struct, frozen=True):
-    """Digits in a stated base."""
-
-    value: int
-    base: int
-
-
-class Several(msgspec.Struct, frozen=True):
-    """Values without order."""
-
-    items: tuple[Shape, ...]
-    is_set: bool = False
-    """Written with braces."""
-
-
-class Bracketed(msgspec.Struct, frozen=True):
-    """Values in order between brackets: a tuple, a vector, an interval."""
-
-    opening: str
-    closing: str
-    items: tuple[Shape, ...]
-
-
-class Matrix(msgspec.Struct, frozen=True):
-    """Entries by row."""
-
-    rows: tuple[tuple[Shape, ...], ...]
-
-
-class Relation(msgspec.Struct, frozen=True):
-    """``left = right``, with any of the signs; for an equation the right side may be any shape."""
-
-    left: Node
-    sign: Literal["=", "<", "<=", "!="]
-    right: Shape
-
-
-Shape = Words | Scalar | Based | Several | Bracketed | Matrix | Relation
 
 MAX_VALUES = 200
 """A list of more values than that is not read."""
@@ -81,17 +27,21 @@ _LITERAL = re.compile(r"\\ldots|\.\.\.|\\forall|\\exists")
 _WORDS = re.compile(r"(?:\\text\s*\{[^{}0-9]*\}|[^\W\d_]|[\s'\-.,!?\"()])+")
 _LONG_WORD = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{3,}|\\text")
 _WRAPPED = re.compile(r"\\text\s*\{([^{}]*)\}")
-_BASED = re.compile(r"([0-9A-Fa-f]+)\s*_\s*(?:\{\s*(?:\\text\s*\{\s*)?(\d+|[a-z]+)\s*\}?\s*\}|(\d+))")
-_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _MATRIX = re.compile(
     r"[(\[{]?\s*\\begin\s*\{([pbB]?matrix|array)\}(?:\s*\{[lcr| ]*\})?(.*)\\end\s*\{\1\}\s*[)\]}]?", re.DOTALL
 )
+_NOTHING = re.compile(
+    r"\\emptyset|(?:\\text\s*\{)?\s*(?:no (?:real )?solutions?|(?:the )?empty set)[.!]?\s*\}?", re.IGNORECASE
+)
+_REALS_BUT = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\\setminus|\\backslash|-)\s*(\\\{.*\\\})")
+_BY_PROPERTY = re.compile(r"\s*[a-zA-Z](?:\s*\\in\s*\\mathbb\s*\{?\s*R\s*\}?)?\s*[|:](.*)")
+_AND = re.compile(r"(?<![\\a-zA-Z])and(?![a-zA-Z])")
+_SYMBOL = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z](?![a-zA-Z])")
 _CONNECTIVE = re.compile(
     r"\\text\s*\{\s*,?\s*(?:or|and)\s*,?\s*\}|(?<![\\a-zA-Z])(?:or|and)(?![a-zA-Z])|[,;]|\\cup(?![a-zA-Z])|&"
 )
 _SIGN = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|to|rightarrow|implies|Rightarrow)(?![a-zA-Z])|[<>]=?|!=|=")
 _REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{\s*all real numbers\s*\}|all real numbers")
-_FLIPPED = {">": "<", ">=": "<=", r"\ge": "<=", "<": "<", "<=": "<=", r"\le": "<=", "!=": "!=", r"\ne": "!=", "=": "="}
 
 
 def read(text: str, depth: int = 0) -> Shape:  # noqa: C901, PLR0911, PLR0912 - one a kind
@@ -105,27 +55,47 @@ def read(text: str, depth: int = 0) -> Shape:  # noqa: C901, PLR0911, PLR0912 - 
         return Words(literal(text))
     if (wrapped := _WRAPPED.fullmatch(text)) and wrapped.group(1).strip():
         return _wrapped(wrapped.group(1).strip(), depth)
+    if _NOTHING.fullmatch(text):
+        return Several((), is_set=True)
     if _REALS.fullmatch(text):
-        infinity = Node("constant", name="infinity")
-        return Bracketed("(", ")", (Scalar(Node("*", (number(-1), infinity))), Scalar(infinity)))
+        return Bracketed("(", ")", (MINUS_INFINITY, INFINITY))
+    if match := _REALS_BUT.fullmatch(text):
+        item = read(match.group(1), depth + 1)
+        return all_but(item.items if isinstance(item, Several) else [item])
+    if (in_base := based(text)) is not None:
+        return in_base
     if matrix := _MATRIX.fullmatch(text):
         return _matrix(matrix.group(2), depth)
-    if _WORDS.fullmatch(text) and (spelt := number_in_words(_WRAPPED.sub(r" \1 ", text))) is not None:
-        return Scalar(number(spelt))
+    if _WORDS.fullmatch(text) and (counted := _counted(_WRAPPED.sub(r" \1 ", text))) is not None:
+        return counted
     parts = split(text, _CONNECTIVE)
     if len(parts) > 1:
         return _several(text, parts, depth)
     if _WORDS.fullmatch(text) and _LONG_WORD.search(text):
         return Words(literal(text))
     if len(sides := split(text, _SIGN)) > 1:
-        return _relation(sides, _signs(text), depth)
+        return relation(sides, _signs(text), lambda side: read(side, depth + 1))
     if r"\pm" in text or r"\mp" in text:
         return _both_signs(text, depth)
     if (inner := inside(text)) is not None:
         return _bracketed(text, inner, depth)
-    if based := _BASED.fullmatch(text):
-        return _based(based)
     return _scalar(text)
+
+
+def _counted(text: str) -> Shape | None:
+    """A number in words, or several words that begin with one and go on with what is counted."""
+    if (spelt := number_in_words(text)) is not None:
+        return Scalar(number(spelt))
+    words = text.split()
+    for end in range(min(len(words) - 1, 8), 0, -1):
+        if (spelt := number_in_words(" ".join(words[:end]))) is None:
+            continue
+        try:
+            _, unit = split_unit(f"1 {' '.join(words[end:])}")
+        except UnreadableError:
+            return None
+        return None if unit is None else Scalar(number(spelt), unit)
+    return None
 
 
 def _wrapped(content: str, depth: int) -> Shape:
@@ -145,6 +115,10 @@ def _several(text: str, parts: list[str], depth: int) -> Shape:
     if _WORDS.fullmatch(text) and not re.search(r"(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])", text) and "," not in text:
         return Words(literal(text))
     items: list[Shape] = []
+    if _AND.search(text) and len(set(_SYMBOL.findall(_WRAPPED.sub("", text)))) == 1:
+        bounds = both([read(part, depth + 1) for part in parts])
+        if bounds is not None:
+            return bounds
     are_sets = r"\cup" in text
     for part in parts:
         item = read(part, depth + 1)
@@ -176,6 +150,8 @@ def _bracketed(text: str, inner: str, depth: int) -> Shape:
     if opening == r"\{":
         if not inner.strip():
             return Several((), is_set=True)
+        if (match := _BY_PROPERTY.fullmatch(inner)) and _SIGN.search(match.group(1)):
+            return read(match.group(1), depth + 1)
         if re.search(r"\||:", inner):
             raise UnknownError("a set by its property")
         item = read(inner, depth + 1)
@@ -188,7 +164,11 @@ def _bracketed(text: str, inner: str, depth: int) -> Shape:
         raise UnreadableError("too many values")
     items = tuple(read(part, depth + 1) for part in parts)
     closing = ")" if text.endswith((")", r"\rangle")) else text[-1]
-    return Bracketed("(" if opening == "\\" else opening, closing, items)
+    opening = "(" if opening == "\\" else opening
+    if len(items) == 2:  # noqa: PLR2004 - at infinity an interval is open, however it is written
+        opening = "(" if items[0] == MINUS_INFINITY else opening
+        closing = ")" if items[1] == INFINITY else closing
+    return Bracketed(opening, closing, items)
 
 
 def _bracket_of_one(text: str, depth: int) -> Shape:
@@ -203,62 +183,6 @@ def _matrix(body: str, depth: int) -> Shape:
     if len({len(row) for row in entries}) != 1:
         raise UnreadableError("rows of different lengths")
     return Matrix(entries)
-
-
-def _based(match: re.Match[str]) -> Shape:
-    digits, braced, plain = match.groups()
-    base = _BASES.get(braced or "") or int(plain or (braced if (braced or "").isdigit() else 0))
-    try:
-        if len(digits) <= MAX_VALUES:
-            return Based(int(digits, base), base)
-    except ValueError:
-        pass
-    raise UnreadableError(f"{digits} is no number in base {base}")
-
-
-def _relation(sides: list[str], signs: list[str], depth: int) -> Shape:
-    r"""Two sides, a chain of equations (its first and last side), or bounds on both sides of one symbol."""
-    if any(not side.strip() for side in sides):
-        raise UnreadableError("a side is missing")
-    if set(signs) <= {"=", r"\in", r"\approx", r"\equiv"}:
-        if not sides[0].strip().isascii():
-            raise UnreadableError("an equation of words")
-        name = _WRAPPED.sub(r"\1", sides[0])
-        if re.fullmatch(r"\s*[a-zA-Z ]{3,}\s*", name):  # area = 5
-            return Relation(Node("symbol", name=literal(name)), "=", read(sides[-1], depth + 1))
-        if re.fullmatch(r"\s*\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)\s*", sides[0]):  # (x, y) = (1, 2)
-            return Relation(Node("symbol", name=literal(sides[0])), "=", read(sides[-1], depth + 1))
-        return Relation(parse(sides[0]), "=", read(sides[-1], depth + 1))
-    if any(sign not in _FLIPPED for sign in signs):
-        raise UnreadableError("an implication")
-    flips = [sign in (">", ">=", r"\ge") for sign in signs]
-    formulas = [parse(side) for side in sides]
-    if len(signs) == 1:
-        left, right = reversed(formulas) if flips[0] else formulas
-        return _interval(left, _FLIPPED[signs[0]], right)
-    if len(signs) != 2 or len(set(flips)) != 1:  # noqa: PLR2004
-        raise UnreadableError("a chain of signs")
-    low, middle, high = reversed(formulas) if flips[0] else formulas
-    first, second = (_FLIPPED[sign] for sign in (reversed(signs) if flips[0] else signs))
-    if middle.op != "symbol" or "=" in (first, second):
-        raise UnreadableError("a chain of inequalities")
-    return Bracketed("[" if first == "<=" else "(", "]" if second == "<=" else ")", (Scalar(low), Scalar(high)))
-
-
-def _interval(left: Node, sign: str, right: Node) -> Shape:
-    infinity = Node("constant", name="infinity")
-    if sign in ("<", "<="):
-        if left.op == "symbol" and not _has_symbols(right):
-            low = Scalar(Node("*", (number(-1), infinity)))
-            return Bracketed("(", "]" if sign == "<=" else ")", (low, Scalar(right)))
-        if right.op == "symbol" and not _has_symbols(left):
-            return Bracketed("[" if sign == "<=" else "(", ")", (Scalar(left), Scalar(infinity)))
-        return Relation(left, "<" if sign == "<" else "<=", Scalar(right))
-    return Relation(left, "!=", Scalar(right))
-
-
-def _has_symbols(node: Node) -> bool:
-    return node.op == "symbol" or any(map(_has_symbols, node.args))
 
 
 def _scalar(text: str) -> Shape:

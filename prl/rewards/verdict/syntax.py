@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 
+from prl.rewards.verdict.lexicon import BEGIN_AN_ATOM, FUNCTIONS, GREEK, NO_FORMULA, TOKEN
 from prl.rewards.verdict.node import Node, UnknownError, UnreadableError, number
 
 MAX_DEPTH = 40
@@ -22,65 +23,6 @@ MAX_TOKENS = 1000
 MAX_DIGITS = 2000
 """Longest number that is read."""
 
-FUNCTIONS = frozenset(
-    [
-        r"\sin",
-        r"\cos",
-        r"\tan",
-        r"\cot",
-        r"\sec",
-        r"\csc",
-        r"\arcsin",
-        r"\arccos",
-        r"\arctan",
-        r"\sinh",
-        r"\cosh",
-        r"\tanh",
-        r"\ln",
-        r"\log",
-        r"\exp",
-    ]
-)
-_GREEK = frozenset(
-    [
-        r"\alpha",
-        r"\beta",
-        r"\gamma",
-        r"\delta",
-        r"\epsilon",
-        r"\varepsilon",
-        r"\zeta",
-        r"\eta",
-        r"\theta",
-        r"\vartheta",
-        r"\iota",
-        r"\kappa",
-        r"\lambda",
-        r"\mu",
-        r"\nu",
-        r"\xi",
-        r"\rho",
-        r"\sigma",
-        r"\tau",
-        r"\upsilon",
-        r"\phi",
-        r"\varphi",
-        r"\chi",
-        r"\psi",
-        r"\omega",
-        r"\Gamma",
-        r"\Delta",
-        r"\Theta",
-        r"\Lambda",
-        r"\Xi",
-        r"\Sigma",
-        r"\Phi",
-        r"\Psi",
-        r"\Omega",
-        r"\ell",
-    ]
-)
-_TOKEN = re.compile(r"\s*(\\[a-zA-Z]+|\\.|\d+\.?\d*|\.\d+|\*\*|[^\s])")
 _PLAIN_FRACTION = re.compile(
     r"\s*(?:\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|\\frac\s*(\d)\s*(\d)(?!\d)|(\d+)\s*/\s*(\d+))"
 )
@@ -110,7 +52,7 @@ class _Parser:
         if self._num_tokens > MAX_TOKENS:
             raise UnreadableError("it is too long")
         self._start = self._end
-        match = _TOKEN.match(self._text, self._end)
+        match = TOKEN.match(self._text, self._end)
         self.ahead = match.group(1) if match else None
         self._end = match.end() if match else len(self._text)
         return before
@@ -166,12 +108,7 @@ class _Parser:
         lexeme = self.ahead
         if lexeme is None:
             return False
-        return (
-            lexeme[0].isalnum()
-            or lexeme[0] in "{(.["
-            or lexeme in _GREEK | FUNCTIONS
-            or lexeme in (r"\pi", r"\frac", r"\sqrt", r"\binom", r"\infty", r"\lfloor", r"\lceil")
-        )
+        return lexeme[0].isalnum() or lexeme[0] in "{(.[" or lexeme in BEGIN_AN_ATOM
 
     def _power(self) -> Node:
         """An atom with what is written behind and above it."""
@@ -269,10 +206,10 @@ class _Parser:
         return f"_{name}"
 
     def _command(self, lexeme: str) -> Node:
-        if lexeme in _GREEK:
+        if lexeme in GREEK:
             return Node("symbol", name=lexeme + self._subscript())
         if lexeme in (r"\pi", r"\infty"):
-            return Node("constant", name=lexeme[1:])
+            return Node("constant", name="pi" if lexeme == r"\pi" else "infinity")
         if lexeme in (r"\frac", r"\binom"):
             args = self._argument(), self._argument()
             return Node("/" if lexeme == r"\frac" else "binom", args)
@@ -289,7 +226,9 @@ class _Parser:
             return Node(_ROUNDED[lexeme], (node,))
         if lexeme in FUNCTIONS:
             return self._function(lexeme[1:])
-        raise UnknownError(f"{lexeme} is not understood")
+        if lexeme[0] == "\\" and lexeme not in NO_FORMULA:
+            raise UnknownError(f"{lexeme} is not understood")
+        raise UnreadableError(f"{lexeme} does not belong in a formula")
 
     def _argument(self) -> Node:
         r"""What a command acts on: a group, or one digit or letter (``\frac12``)."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from prl.rewards.verdict.spelling import RULES
+
 _SYMBOLS = {
     "\u2212": "-", "\u2013": "-", "\u00d7": r"\times ", "\u00b7": r"\cdot ", "\u22c5": r"\cdot ", "\u00f7": r"\div ",
     "\u2264": r"\le ", "\u2265": r"\ge ", "\u2260": r"\ne ", "\u00b1": r"\pm ", "\u221e": r"\infty ",
     "\u221a": r"\sqrt ", "\u03c0": r"\pi ", "\u222a": r"\cup ", "\u2208": r"\in ", "\u00b0": r"^\circ ",
     "\u2026": r"\ldots ", "\u2200": r"\forall ", "\u2203": r"\exists ", "\u03b8": r"\theta ", "\u03b1": r"\alpha ",
-    "\u2205": r"\emptyset ", "\u211d": r"\mathbb{R}", "\u2044": "/", "\u201c": '"', "\u201d": '"', "\u2019": "'",
+    "\u2205": r"\emptyset ", "\u221b": r"\sqrt[3] ", "\u2248": r"\approx ",
+    "\u211d": r"\mathbb{R}", "\u2044": "/", "\u201c": '"', "\u201d": '"', "\u2019": "'",
 }  # fmt: skip
 _SUPERSCRIPTS = dict(
     zip("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207b", "0123456789-", strict=True)
@@ -28,6 +31,8 @@ _SYMBOL = re.compile("[" + "".join(_SYMBOLS) + "]")
 
 _RENAMED = {
     r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac", r"\dbinom": r"\binom", r"\tbinom": r"\binom",
+    r"\nicefrac": r"\frac", r"\sfrac": r"\frac", r"\bigcup": r"\cup", r"\boldsymbol": r"\text", r"\emph": r"\text",
+    r"\mathtt": r"\text", r"\texttt": r"\text", r"\mathsf": r"\text", r"\textsf": r"\text", r"\cbrt": r"\sqrt[3]",
     r"\leq": r"\le", r"\geq": r"\ge", r"\leqslant": r"\le", r"\geqslant": r"\ge", r"\neq": r"\ne", r"\lt": "<",
     r"\gt": ">", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lvert": "|", r"\rvert": "|", r"\vert": "|", r"\mid": "|",
     r"\lbrack": "[", r"\rbrack": "]", r"\degree": r"^\circ", r"\dots": r"\ldots", r"\cdots": r"\ldots",
@@ -57,6 +62,8 @@ _DROPPED = frozenset(
         r"\boxed",
         r"\fbox",
         r"\mathop",
+        r"\underline",
+        r"\ensuremath",
     ]
 )
 _SPACES = frozenset([r"\,", r"\;", r"\:", r"\ ", r"\quad", r"\qquad", r"\!", "~", r"\enspace", r"\thinspace"])
@@ -64,9 +71,12 @@ _TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)|~", re.DOTALL)
 _DELIMITERS = re.compile(r"(?<!\\)\$|\\[()\[\]](?![a-zA-Z])")
 _CIRCLE = re.compile(r"\^ ?\{? ?\\circ ?\}?| ?\bdegrees?\b(?! ?[a-zA-Z])")
 _BARE_NAMES = re.compile(
-    r"(?<![\\a-zA-Z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|pi|infinity|inf|infty)(?![a-zA-Z])"
+    r"(?<![\\a-zA-Z])(sqrt|cbrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|pi|infinity|inf|infty)(?![a-zA-Z])"
 )
 _THOUSANDS = re.compile(r"(?<![\d.,}])(\d{1,3})((?:\{,\}|,\\!|\\,|,)\d{3}(?:(?:\{,\}|,\\!|\\,|,)\d{3})*)(?![\d])")
+_NAMED = {**dict.fromkeys(("infinity", "inf", "infty"), r"\infty "), "cbrt": r"\sqrt[3] "}
+_PAIR = re.compile(r"(^|[,;=([{ ])((?:\\left ?)?[(\[] ?-?\d{1,3}),(?=\d{3} ?(?:\\right ?)?[)\]] ?(?:$|[,;)}\\]))")
+"""Two numbers of three digits alone in brackets are a pair, and no number with a separator."""
 _TIMES = re.compile(r"(?<=\d)\s*[xX]\s*10(?=\s*\^|\s*\*\*)")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,/])(\d{1,3}(?: \d{3})+)(?![\d/])")
 _SPACE = re.compile(r"\s+")
@@ -86,16 +96,18 @@ def clean(answer: str) -> str:
     text = unicodedata.normalize("NFKC", text)
     text = _DELIMITERS.sub(" ", text.replace(r"\\[", r"\\ ["))
     text = _SPACE.sub(" ", text)  # first, so that no pattern meets a long run of them
+    text = _PAIR.sub(r"\1\2, ", text)
     text = _THOUSANDS.sub(_joined, text)
     text = _TIMES.sub(r" \\times 10", text)
     text = _SPACED_THOUSANDS.sub(lambda match: match.group().replace(" ", ""), text)
     text = _TOKEN.sub(_respelled, _NO_DELIMITER.sub("", text))
     text = _CIRCLE.sub(r"^\\circ ", text)
-    text = _BARE_NAMES.sub(
-        lambda match: "\\infty " if match.group(1).startswith("inf") else f"\\{match.group(1)} ", text
-    )
+    text = _BARE_NAMES.sub(lambda match: _NAMED.get(match.group(1), f"\\{match.group(1)} "), text)
     text = _SPACE.sub(" ", text).strip(" *")
-    while text.endswith((".", ",", ";", ":", "!!!")) and not text.endswith(r"\."):
+    for rule in RULES:
+        text = rule(text)
+    text = text.strip(" *")
+    while text.endswith((".", ",", ";", ":")) and not text.endswith(r"\."):
         text = text[:-1].rstrip()
     if not text:
         raise MalformedError("nothing stands in it")

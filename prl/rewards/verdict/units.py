@@ -15,44 +15,23 @@ from fractions import Fraction
 import msgspec
 
 from prl.rewards.verdict.node import UnreadableError
+from prl.rewards.verdict.words import NUMBER_WORDS
 
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\s*\{\s*(?:\\?%|percent)\s*\}|\bpercent)\s*$")
-_CURRENCY = re.compile(r"^\s*(-?)\s*(\\\$|\u20ac|\u00a3)\s*(-?)")
+_CURRENCY = re.compile(r"^\s*(-?)\s*(?:US)?(\\\$|[\u20ac\u00a3\u00a5\u20b9]|(?:USD|EUR|GBP|JPY|INR)(?= ?[\d.]))\s*(-?)")
+_CURRENCY_BEHIND = re.compile(r"(?<=[\d}]) ?(\\\$|[\u20ac\u00a3\u00a5\u20b9\u00a2]) ?$")
+_TEMPERATURE = re.compile(
+    r" ?(?:\^\\circ|(?:\\text ?\{ ?)?degrees?) ?(?:\\text ?\{ ?)?(C|F|Celsius|Fahrenheit)(?: ?\})? ?$", re.IGNORECASE
+)
 _TOKEN = re.compile(r"\\text\s*\{([^{}]*)\}|([A-Za-z]+)|\^\s*\{?\s*(-?\d)\s*\}?|(/)|\\cdot|\s+|(\S)")
-_WORD = re.compile(r"[A-Za-z]+|\^\s*\{?-?\d\}?|/|\u20ac|\u00a3|\$")
-_MORE_THAN_A_UNIT = frozenset(
+_WORD = re.compile(r"[A-Za-z]+|\^\s*\{?-?\d\}?|/|[\u20ac\u00a3\u00a5\u20b9\u00a2$]")
+_MORE_THAN_A_UNIT = NUMBER_WORDS | frozenset(
     [
-        "is",
-        "are",
-        "was",
-        "not",
-        "no",
-        "wrong",
-        "or",
-        "and",
-        "but",
-        "maybe",
-        "perhaps",
-        "possibly",
-        "probably",
-        "if",
-        "to",
-        "from",
-        "about",
-        "around",
-        "approximately",
-        "either",
-        "neither",
-        "nor",
-        "except",
-        "unless",
-        "roughly",
-        "nearly",
-        "almost",
-        "than",
-        "between",
-        "mod",
-        "choose",
+        *("is", "are", "was", "not", "no", "wrong", "or", "and", "but", "maybe", "perhaps", "possibly"),
+        *("probably", "if", "to", "from", "about", "around", "approximately", "either", "neither", "nor"),
+        *("except", "unless", "roughly", "nearly", "almost", "than", "between", "mod", "choose", "plus", "minus"),
+        *("times", "divided", "over", "more", "less", "fewer", "greater", "squared", "cubed", "factorial"),
+        *("million", "billion", "trillion"),
     ]
 )
 _ENDS_A_VALUE = frozenset("0123456789)}]!")
@@ -65,8 +44,20 @@ _TABLE = {
     "millimetre=1/1000 in inch inches=127/5000 ft foot feet=381/1250 yd yard=1143/1250 mi mile=201168/125",
     "mass": "g gram gm=1 kg kilogram=1000 mg milligram=1/1000 lb lbs pound=45359237/100000 oz ounce=45359237/1600000",
     "time": "s sec second=1 ms millisecond=1/1000 min minute=60 h hr hour=3600 day=86400 week=604800",
-    "money": "$ dollar usd=1 cent=1/100",
-    "angle": "degree=1",
+    "money": "$ dollar usd=1 cent \u00a2=1/100",
+    "euro": "\u20ac euro eur=1",
+    "pound sterling": "\u00a3 gbp=1",
+    "yen": "\u00a5 yen jpy=1",
+    "rupee": "\u20b9 rupee inr=1",
+    "angle": "degree deg=1",
+    "energy": "J joule=1 kJ kilojoule=1000",
+    "force": "N newton=1 kN kilonewton=1000",
+    "power": "W watt=1 kW kilowatt=1000",
+    "voltage": "V volt=1 mV millivolt=1/1000 kV kilovolt=1000",
+    "current": "A ampere amp=1 mA milliampere=1/1000",
+    "frequency": "Hz hertz=1 kHz kilohertz=1000 MHz megahertz=1000000",
+    "pressure": "Pa pascal=1 kPa kilopascal=1000",
+    "temperature": "celsius=1",
 }  # fmt: skip
 _KNOWN: dict[str, tuple[str, Fraction]] = {}
 for _dimension, _entries in _TABLE.items():
@@ -110,6 +101,10 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         formula, behind = split_unit(rest)
         del behind
         return formula, _unit(match.group(2).removeprefix("\\"))
+    if match := _CURRENCY_BEHIND.search(text):
+        return text[: match.start()].strip(), _unit(match.group(1).removeprefix("\\"))
+    if match := _TEMPERATURE.search(text):
+        return text[: match.start()].strip(), _unit("celsius" if match.group(1)[0] in "cC" else "fahrenheit")
     if text.endswith(r"^\circ") and not _FUNCTION.search(text):
         return text[: -len(r"^\circ")], _unit("degree")
     start = _start_of_unit(text)
@@ -124,7 +119,7 @@ def _start_of_unit(text: str) -> int | None:
     was_word = False
     for match in _TOKEN.finditer(text):
         wrapped, word, exponent, slash, other = match.groups()
-        if other is not None or (wrapped is not None and re.search(r"\d", wrapped)):
+        if other is not None or (wrapped is not None and re.search(r"(?<!\^)(?<!\^-)\d", wrapped)):
             start = None
         elif start is None and (wrapped is not None or (word is not None and _begins_unit(text, match))):
             start = match.start()
@@ -136,11 +131,17 @@ def _start_of_unit(text: str) -> int | None:
 
 def _begins_unit(text: str, match: re.Match[str]) -> bool:
     word, before = match.group(), text[max(0, match.start() - 2) : match.start()]  # spaces stand alone
-    if before.strip()[-1:] not in _ENDS_A_VALUE:
+    if before.strip()[-1:] not in _ENDS_A_VALUE and not text[: match.start()].rstrip().endswith(r"\pi"):
         return False
     if len(word) == 1:
         return before.endswith(" ") and word in _KNOWN
-    known = word.lower() in _KNOWN or word.lower() in _COMPOUND or word.lower().removesuffix("s") in _KNOWN
+    known = (
+        word in _KNOWN
+        or word in ("sq", "cu")
+        or word.lower() in _KNOWN
+        or word.lower() in _COMPOUND
+        or word.lower().removesuffix("s") in _KNOWN
+    )
     return known or (before.endswith(" ") and len(word) >= 3)  # noqa: PLR2004
 
 
@@ -163,7 +164,7 @@ def _unit(words: str) -> Unit | None:  # noqa: C901 - one a kind of word
             sign = -1
         elif lower in ("square", "sq"):
             power = 2
-        elif lower == "cubic":
+        elif lower in ("cubic", "cu"):
             power = 3
         else:
             last = _known(word)

@@ -25,6 +25,7 @@ from prl.rewards.verdict.operations import (
     bounded,
     real,
 )
+from prl.rewards.verdict.plain import close_rationals
 
 _AGREE = mpmath.mpf(10) ** -25
 _MIN_POINTS = 4
@@ -115,9 +116,7 @@ def points(names: list[str]) -> list[dict[str, Fraction]]:
 def close(a: Number, b: Number, tolerance: float) -> bool:
     """Whether two values are equal, or with a tolerance, close to each other."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
-        if a == b or not tolerance or a.denominator == 1 or b.denominator == 1:
-            return a == b
-        return abs(a - b) <= Fraction(tolerance) * max(abs(a), abs(b))
+        return close_rationals(a, b, tolerance)
     a, b = real(a), real(b)
     if mpmath.isinf(a) or mpmath.isinf(b):
         return bool(a == b)

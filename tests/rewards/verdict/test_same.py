@@ -11,6 +11,7 @@ from prl.rewards.verdict.policy import Policy
 from prl.rewards.verdict.same import verdict
 
 KINDS = Path(__file__).parents[2] / "cases" / "math_kinds.jsonl"
+MORE = KINDS.with_name("math_more.jsonl")
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -43,6 +44,17 @@ def test_what_is_not_the_same(gold: str, answer: str) -> None:
     assert outcome.value == 0.0 or outcome.reason == "unread"
 
 
+MORE_PAIRS = [msgspec.json.decode(line, type=Pair) for line in MORE.read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("kind", sorted({pair.kind for pair in MORE_PAIRS}))
+def test_more_of_each_kind(kind: str) -> None:
+    """Spellings and traps by the dozen, each decided by the rules alone."""
+    pairs = [pair for pair in MORE_PAIRS if pair.kind == kind]
+    outcomes = [(pair, verdict(pair.gold, pair.answer, Policy())) for pair in pairs]
+    assert [(pair, outcome.reason) for pair, outcome in outcomes if outcome.value != float(pair.same)] == []
+
+
 @pytest.mark.parametrize("gold", sorted({pair.gold for pair in PAIRS}))
 def test_a_right_answer_is_right(gold: str) -> None:
     """Every answer that has a meaning verifies against itself."""
@@ -64,9 +76,11 @@ def test_a_right_answer_is_right(gold: str) -> None:
         ("52_8", "42", Policy(bases="value"), 1.0),
         ("52_8", "52", Policy(bases="value"), 0.0),
         ("42", "52_8", Policy(bases="value"), 1.0),
+        ("", "5", Policy(), 0.0),
+        ("", "5", Policy(empty_gold="abstain"), None),
     ],
 )
-def test_policies(gold: str, answer: str, policy: Policy, value: float) -> None:
+def test_policies(gold: str, answer: str, policy: Policy, value: float | None) -> None:
     """What may be decided either way is decided as the policy says."""
     assert verdict(gold, answer, policy).value == value
 
@@ -74,7 +88,7 @@ def test_policies(gold: str, answer: str, policy: Policy, value: float) -> None:
 @pytest.mark.parametrize(
     ("gold", "answer", "reason"),
     [
-        ("", "5", "gold_unparsable"),
+        ("", "5", "no_gold"),
         (r"\frac{", r"\frac{", "gold_unparsable"),
         ("5", r"\frac{5", "malformed_answer"),
         ("5", "5", "same_text"),
@@ -140,6 +154,21 @@ BOMBS = [
     ),
     *("1.", "%", "cm ", "m/", "one ", "hundred ", "and ", "1 or ", r"\cup ", "\u00b2", "\u00bd", "1+", "x+", r"\sqrt"),
     *(r"\sqrt[", r"\sin ", "1/", "e9", "1e9", r"\{", "{,}", "1{,}000", r"\log_", "(1,", "x=", r"\text{ or }", "x y "),
+    *(
+        "0.(3)",
+        "3...",
+        "1 million",
+        "{1\\over 2}",
+        "\\over ",
+        r"\overline{3}",
+        "^1/_2",
+        "'",
+        "U",
+        "]0,1[",
+        "half ",
+        "a ",
+        "sq. ",
+    ),
     *("2 3/4 ", r"\frac12", "9^9", "x^9+", r"\binom99", "(x+1)^{99}", "5! ", r"\sin1", "3.5%"),
 ]
 
