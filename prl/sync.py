@@ -239,13 +239,14 @@ class WeightSync:
 
     async def _prove(self) -> None:
         """Compare both sides on the probe. An engine that dies of it is mended; the others are asked again."""
+        mended = False
         while (expected := self._expected) is not None:
             try:
-                found = await self._asked()
+                found = await self._asked(resume=mended)
                 break
             except PrlError as error:
                 failed = error
-            if not await self._mend(self.version):
+            if not (mended := await self._mend(self.version)):
                 raise_as_it_was(failed)
         else:
             return
@@ -254,12 +255,14 @@ class WeightSync:
         self._proven, self._expected = (expected, found), None
         self._is_pushed.clear()
 
-    async def _asked(self) -> dict[str, list[float]]:
-        """What the engines say of the probe."""
+    async def _asked(self, *, resume: bool) -> dict[str, list[float]]:
+        """What the engines say of the probe; ``resume``: mending has paused them, and who is paused says nothing."""
         what, pending = f"the proof of version {self.version}", dict[str, str]()
         try:
             with waiting(what, limit_s=self._timeout_s):
                 async with awake_timeout(self._timeout_s):
+                    if resume:
+                        await together(pending, "resume", engines=self._engines.resume)
                     score = partial(self._engines.score, self._probe)
                     found: dict[str, list[float]] = (await together(pending, "verification", engines=score))["engines"]
         except SideError as failed:

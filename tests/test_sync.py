@@ -225,7 +225,7 @@ async def test_a_version_is_proven_before_the_next_is_pushed() -> None:
 
 @in_virtual_time
 async def test_an_engine_that_dies_of_the_proof_is_mended() -> None:
-    """The others are asked again; where nobody can be mended the error says whose side it was."""
+    """The others, which mending has paused, go on and are asked again; nobody is asked who is paused."""
     deaths = [EngineDeadError("engine-1 died")]
     asked: list[int] = []
 
@@ -243,8 +243,11 @@ async def test_an_engine_that_dies_of_the_proof_is_mended() -> None:
     await sync.push(0)
     asked.append(-1)
     await sync.push(1)
+    calls = len(fakes.calls)
     await sync.prove()
     assert asked == [-1, 1]
+    again = ["engines.resume", "engines.resume done", "engines.score", "engines.score done"]
+    assert fakes.calls[calls:] == ["engines.score", *again]
 
 
 # ---- the proof -------------------------------------------------------------------------------------------------------
