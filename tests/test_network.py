@@ -97,15 +97,16 @@ def test_a_rank_crosses_the_network_with_its_token_alone(two: Network) -> None:
             controller.stdout.close()
 
 
-TIME = {"engine.start_timeout_s": "600", "trainer.start_timeout_s": "600", "trainer.gather_timeout_s": "300"}
+START_S = 900.0
+TIME = {"engine.start_timeout_s": "900", "trainer.start_timeout_s": "900", "trainer.gather_timeout_s": "900"}
 SMALL = {
-    "run.num_steps": "24",
+    "run.num_steps": "16",
     "run.checkpoint_every": "2",
     "pipeline.groups_per_step": "4",
     "pipeline.group_size": "4",
     "trainer.num_replicas": "2",
     "trainer.heartbeat_timeout_s": "10",
-    "engine.token_timeout_s": "15",
+    "engine.token_timeout_s": "20",
     "engine.max_num_seqs": "16",
     "eval.num_samples": "0",
 }
@@ -124,7 +125,7 @@ ENGINES = ["engine-0", "engine-1"]
 
 
 @WHOLE
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_the_default_job_runs_over_five_hosts_and_a_cable_that_is_pulled(tmp_path: Path) -> None:
     """An engine that cannot be reached is taken out, the run goes on, and once healed it has the current weights again.
 
@@ -136,7 +137,7 @@ def test_the_default_job_runs_over_five_hosts_and_a_cable_that_is_pulled(tmp_pat
         job.start_ranks(TRAINERS)
         servers = job.start_servers(ENGINES, settings)
         job.start_controller({**settings, **servers})
-        job.wait_until("step 3", lambda: job.step >= 3, 500)
+        job.wait_until("step 3", lambda: job.step >= 3, START_S)
 
         network.cut("engine-1")
         job.wait_until("the loss", lambda: job.happened("an engine is lost"), 120)
