@@ -1,9 +1,10 @@
-"""What it costs to be looked at: the default run with every tracker and a Prometheus scraper, and without.
+"""What it costs to be looked at: the default run with trackers, a Prometheus scraper and its page open, and without.
 
     python benchmarks/sinks.py [--quick] --out FILE.json
 
-Headline: seconds of the steps with TensorBoard, Weights & Biases (offline), MLflow and trackio on, and ``/metrics``
-scraped every five seconds, over those with none of it (target: below 1.02). The two sides run in turns, each first as
+Headline: seconds of the steps with TensorBoard, Weights & Biases (offline), MLflow and trackio on, ``/metrics`` scraped
+every five seconds, and somebody who listens to the page's stream and asks for all of its views every second, over those
+with none of it (target: below 1.02). The two sides run in turns, each first as
 often as second. The first steps, in which trackers and engines warm up together, are left out, and are in the walls of
 the whole jobs. The processor time of all processes is beside it: it says what is spent even where the steps do not get
 longer. ``--quick`` takes two pairs of 25 steps instead of six of 60.
@@ -17,17 +18,31 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import harness
 
 CONFIG = Path(__file__).parent.parent / "configs/math.toml"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-SCRAPE_EVERY_S = 5.0
+SCRAPE_EVERY_S, LOOK_EVERY_S = 5.0, 1.0
+VIEWS = (
+    "keys",
+    "series?keys=reward_mean,reward_answer_mean,entropy,length_mean,grad_norm,lr,ess,lag_mean,gen_tok_s,train_tok_s",
+    "histograms?key=lag_histogram",
+    "histograms?key=ratio_histogram",
+    "evaluations",
+    "timeline?points=1000&gauges=1",
+    "groups?sort=-step&limit=50",
+    "events?order=newest",
+    "run",
+)
+"""What the page asks of a run, all of its views at once."""
 WARM_UP_STEPS = 5
 TARGET = 1.02
 
@@ -41,6 +56,34 @@ def scrape(folder: Path) -> int:
         with urllib.request.urlopen(request, timeout=SCRAPE_EVERY_S) as answer:
             return len(answer.read())
     return 0
+
+
+class Looker(threading.Thread):
+    """Somebody who has the page open: hears its stream, and asks for every view again and again until ``ended``."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self._folder, self.ended = folder, threading.Event()
+        self.num_answers = self.num_heard = 0
+
+    def run(self) -> None:
+        """Look until the run is over."""
+        while not self.ended.wait(LOOK_EVERY_S):
+            with suppress(OSError, ValueError):
+                url = json.loads((self._folder / "view.json").read_text())["url"]
+                threading.Thread(target=self._hear, args=[f"{url}api/{self._folder.name}/stream"], daemon=True).start()
+                while not self.ended.wait(LOOK_EVERY_S):
+                    self._look(f"{url}api/{self._folder.name}/")
+
+    def _look(self, url: str) -> None:
+        for view in VIEWS:
+            with suppress(HTTPError), urllib.request.urlopen(url + view, timeout=SCRAPE_EVERY_S) as answer:
+                self.num_answers += len(answer.read()) > 0
+
+    def _hear(self, url: str) -> None:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=60) as stream:
+            for line in stream:
+                self.num_heard += line.startswith(b"event: step")
 
 
 def processor_s() -> float:
@@ -59,12 +102,18 @@ def run_job(folder: Path, num_steps: int, *, seen: bool) -> dict[str, Any]:
     environment = {**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder.parent / "trackio")}
     environment.pop("MLFLOW_TRACKING_URI", None)
     started, processor_before, num_scrapes = time.monotonic(), processor_s(), 0
+    looker = Looker(folder)
+    if seen:
+        looker.start()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as job:
         while True:
             with suppress(subprocess.TimeoutExpired):
                 job.wait(SCRAPE_EVERY_S)
                 break
             num_scrapes += bool(seen and scrape(folder))
+    looker.ended.set()
+    if seen and not (looker.num_answers and looker.num_heard):
+        sys.exit("nobody could look at the page")
     if job.returncode != 0:
         sys.exit(f"the job ended with {job.returncode}")
     wall_s = time.monotonic() - started
@@ -79,6 +128,8 @@ def run_job(folder: Path, num_steps: int, *, seen: bool) -> dict[str, Any]:
         "wall_s": round(wall_s, 1),
         "processor_s": round(processor_s() - processor_before, 1),
         "scrapes": num_scrapes,
+        "answers": looker.num_answers,
+        "steps_heard": looker.num_heard,
     }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -20,10 +21,12 @@ from prl import journal, parts
 from prl.config import Config
 from prl.controller import Controller
 from prl.environments.base import Environment
-from prl.evaluator import Evaluator
+from prl.evaluate import Evaluation
+from prl.evaluator import Evaluate, Evaluator
 from prl.failure import FirstFailure
 from prl.fleet import Fleet, closed
 from prl.gateway.playing import playing
+from prl.gauges import Gauges
 from prl.ledger import group_of
 from prl.overview import Overview
 from prl.prompts import PromptSource, changes, open_source
@@ -122,7 +125,13 @@ class Assembly:
         play = await stack.enter_async_context(playing(self._config, self._environment, self._tokenizer))
         transport = await asyncio.to_thread(parts.transport_of, self._config)
         fleet = self._overview.fleet = Fleet(
-            self._config, self._model, self._run_dir, transport=transport, resume=resume, replay=self._replay
+            self._config,
+            self._model,
+            self._run_dir,
+            transport=transport,
+            resume=resume,
+            replay=self._replay,
+            timeline=self._record.timeline,
         )
         stack.push_async_callback(fleet.close)
         self._scorer.hold_while_paused(fleet.engines.deadlines)
@@ -139,7 +148,7 @@ class Assembly:
             config, engines, scorer, self._tokenizer, self._failure, record=records.append, play=play
         )
         evaluator = Evaluator(
-            parts.make_evaluate(config, self.held_out, rollout, scorer, self._tokenizer.stop_token_ids),
+            self._shown(parts.make_evaluate(config, self.held_out, rollout, scorer, self._tokenizer.stop_token_ids)),
             config=config.eval,
             record=self._record.evaluation,
             failure=self._failure,
@@ -162,8 +171,23 @@ class Assembly:
             refill=parts.make_refill(config),
             before_push=evaluator.before_push,
             measure=self.source.measure,
+            timeline=self._record.timeline,
         )
+        self._record.measured = Gauges(controller, engines, rollout)
         return Wired(fleet, sync, evaluator, controller)
+
+    def _shown(self, evaluate: Evaluate) -> Evaluate:
+        """The same, on the timeline."""
+        timeline = self._record.timeline
+
+        async def shown(version: int, on_answer: Callable[[], None]) -> Evaluation:
+            timeline.enter("evaluation", "evaluating", version=version)
+            try:
+                return await evaluate(version, on_answer)
+            finally:
+                timeline.leave("evaluation")
+
+        return shown
 
     def _make_sync(self, fleet: Fleet) -> WeightSync:
         async def join() -> None:

@@ -82,6 +82,7 @@ def make_batch(
     rewards_of: Shaping = plain,
     mask_overlong: bool = False,
     only_advantages_teach: bool = False,
+    with_logprobs: bool = False,
 ) -> Batch:
     """Shape and compare rewards, join, mask, and plan. Order of samples: groups as given, members as requested.
 
@@ -108,6 +109,7 @@ def make_batch(
         plan=[[*itertools.chain.from_iterable(of_rank)] for of_rank in zip(*plans, strict=True)],
         num_teaching=len(plans[0][0]) if teaching else 1,
         num_sequences=sum(any(sample.loss_mask) for sample in samples),
+        with_logprobs=with_logprobs,
     )
 
 

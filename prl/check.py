@@ -68,7 +68,7 @@ def _pipeline(config: Config) -> Iterator[str]:
             f"pipeline.max_lag = {pipeline.max_lag} conflicts with pipeline.mode = 'conventional', whose lag is"
             f" steps_per_round - 1 = {pipeline.steps_per_round - 1}: remove max_lag"
         )
-    if pipeline.group_size > capacity:
+    if config.engine.num_engines and pipeline.group_size > capacity:
         yield (
             f"pipeline.group_size = {pipeline.group_size} is larger than what may be in flight: engines x"
             f" engine.max_num_seqs = {config.engine.num_engines} x {config.engine.max_num_seqs} = {capacity};"

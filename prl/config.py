@@ -44,6 +44,9 @@ class RunConfig(Table, frozen=True, kw_only=True):
     """End the run, saying who waits for whom, when nothing moved for this long."""
     samples_every: NonNegative = 1
     """Write the samples of every n-th step to samples.jsonl; 0 writes none."""
+    timeline: bool = True
+    """Write what each engine, trainer rank and the controller did, and when, to timeline.jsonl, and how full slots and
+    queues were each second to gauges.jsonl: at most 150 MB, thinned where a run is longer."""
 
 
 class PipelineConfig(Table, frozen=True, kw_only=True):

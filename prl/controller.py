@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -39,13 +39,15 @@ from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
 from prl.ledger import Entry, Measured, Records, group_of
 from prl.log import get_logger
-from prl.metrics import LagSummary, StepReport, lag_of
+from prl.metrics import StepReport, lag_of
 from prl.open_prompts import OpenPrompts, Source
 from prl.refill import Refill
 from prl.reporter import Judges, Reporter
 from prl.rollout import Done, Outcome, Rollout
 from prl.sync import PushReport, WeightSync
+from prl.timeline import State, Timeline
 from prl.trainer.base import Trainer, TrainReport
+from prl.trainer.kept import TRAINER_LANES
 from prl.types import Batch, Group
 from prl.waits import Wait, loop, waiting
 
@@ -66,6 +68,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     report: StepReport
     groups: list[Group]
+    batch: Batch
+    """What was made of the groups."""
+    logprobs: list[bytes]
+    """As ``TrainReport.logprobs``."""
 
 
 class Controller:
@@ -89,7 +95,9 @@ class Controller:
         refill: Refill | None = None,
         before_push: Callable[[], Awaitable[int]] | None = None,
         measure: Callable[[Group], Measured | None] = lambda _: None,
+        timeline: Timeline | None = None,
     ) -> None:
+        self._timeline = timeline or Timeline()
         self._engines, self._trainer = engines, trainer
         self._rollout, self._buffer, self._make_batch, self._sync = rollout, buffer, make_batch, sync
         self._pacing, self._failure, self._refill = pacing, failure, refill
@@ -105,7 +113,14 @@ class Controller:
         self._states: dict[str, Wait | None] = {}
         """What the loops wait for that others may wait for in turn."""
         self._clock = asyncio.get_running_loop().time
-        self.reporter = Reporter(self._clock, engines=engines, trainer=trainer, rollout=rollout, judges=judges)
+        self.reporter = Reporter(
+            self._clock,
+            engines=engines,
+            trainer=trainer,
+            rollout=rollout,
+            judges=judges,
+            verified_gap=lambda: sync.gap_mean,
+        )
 
     # ---- the loops ---------------------------------------------------------------------------------------------------
 
@@ -223,12 +238,14 @@ class Controller:
     async def _step(self) -> Step:
         taken = await self._take()
         groups = [group for _, group in taken]
-        await self._proof_of(groups)
+        with self._doing("waiting", "the proof of the weights that sampled the batch"):
+            await self._proof_of(groups)
         async with self._holding_weights():
-            trained, lag = await self._train(groups)
+            trained, batch = await self._train(groups)
             self._prompts.trained(trained.step, [ticket for ticket, _ in taken])
             pushed = await self._push_at_end_of_round()
-        return Step(report=self.reporter.of_step(groups, lag, trained, pushed), groups=groups)
+        report = self.reporter.of_step(groups, lag_of(batch), trained, pushed)
+        return Step(report=report, groups=groups, batch=batch, logprobs=trained.logprobs)
 
     async def _proof_of(self, groups: list[Group]) -> None:
         """Nothing is trained on tokens of weights that are not proven; most batches were complete before the push."""
@@ -246,21 +263,24 @@ class Controller:
         finally:
             self._weights.release()
 
-    async def _train(self, groups: list[Group]) -> tuple[TrainReport, LagSummary]:
-        with waiting("the batch", "is packed"):
+    async def _train(self, groups: list[Group]) -> tuple[TrainReport, Batch]:
+        number = self.step_number + 1
+        with waiting("the batch", "is packed"), self._doing("waiting", "the batch is packed", step=number):
             batch = await self._make_batch(self.step_number, groups)
-        with waiting("the trainer", f"step {self.step_number + 1}"):
+        with waiting("the trainer", f"step {number}"), self._doing("training", step=number):
             trained = await self._trainer.train(batch)
         if trained.skipped:
             log.warning("step skipped: its loss or gradient is not finite", step=self.step_number)
         self.step_number += 1
-        return trained, lag_of(batch)
+        return trained, batch
 
     async def train_again(self, entries: list[Entry]) -> Step:
         """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
         groups = [group_of(entry, self._rollout.decode) for entry in entries]
-        trained, lag = await self._train(groups)
-        return Step(report=self.reporter.of_step_again(groups, lag, trained), groups=groups)
+        with self._because("again, from the journal"):
+            trained, batch = await self._train(groups)
+        report = self.reporter.of_step_again(groups, lag_of(batch), trained)
+        return Step(report=report, groups=groups, batch=batch, logprobs=trained.logprobs)
 
     async def _take(self) -> list[tuple[Ticket, Group]]:
         """The groups of one step; a round of batches is taken as one."""
@@ -268,8 +288,12 @@ class Controller:
         if not self._round:
             waits_since, count = self._clock(), self._num_left_in_round()
             self.waits_for_batch = True
+            number = self.step_number + 1
             try:
-                with waiting(f"trainer waits for batch {self.step_number + 1}", on=lambda: self._missing(count)):
+                with (
+                    waiting(f"trainer waits for batch {number}", on=lambda: self._missing(count)),
+                    self._doing("waiting", "the next batch", step=number),
+                ):
                     self._round.extend(await self._buffer.take(count))
             finally:
                 self.waits_for_batch = False
@@ -292,12 +316,31 @@ class Controller:
             return None
         if self._before_push is not None:
             waits_since = self._clock()
-            self.reporter.meter.evals_incomplete = await self._before_push()
+            with self._doing("waiting", "the evaluation of the version before"):
+                self.reporter.meter.evals_incomplete = await self._before_push()
             self.reporter.meter.eval_block_s = self._clock() - waits_since
-        pushed = await self._sync.push(self.step_number)
+        with self._doing("publishing", "the engines take the new weights", version=self.step_number):
+            pushed = await self._sync.push(self.step_number)
         log.info("pushed", version=pushed.version, pause_s=pushed.pause_s, verify_gap_before=self._sync.verify_gap)
         self._buffer.release(self._pacing.groups_per_step * self._pacing.steps_per_round)
         return pushed
+
+    @contextmanager
+    def _doing(
+        self, state: State, why: str | None = None, *, step: int | None = None, version: int | None = None
+    ) -> Iterator[None]:
+        """The step is this far; ``why`` is also what the trainer waits for, while it does nothing itself."""
+        reason = nullcontext() if why is None else self._because(why)
+        with reason, self._timeline.during("controller", state, why, step=step, version=version):
+            yield
+
+    @contextmanager
+    def _because(self, why: str) -> Iterator[None]:
+        before = self._timeline.because(TRAINER_LANES, why)
+        try:
+            yield
+        finally:
+            self._timeline.because(TRAINER_LANES, before)
 
     @property
     def steps_into_round(self) -> int:

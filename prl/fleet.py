@@ -28,6 +28,7 @@ from prl.errors import RefusedError, WeightSyncError
 from prl.failure import failures_to, together_as_it_was
 from prl.log import get_logger
 from prl.servers import address_problem, host_of, same_form
+from prl.timeline import Timeline
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
 from prl.trainer.kept import KeptTrainer
@@ -47,6 +48,7 @@ class Fleet:
         transport: vLLM's name of the weight-transfer backend.
         resume: the checkpoint that the trainer loads.
         replay: trains a trainer that holds the weights after so many steps on all steps done since.
+        timeline: shows what each of them does.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Fleet:
         transport: str,
         resume: Path | None,
         replay: Callable[[Trainer, int], Awaitable[None]],
+        timeline: Timeline | None = None,
     ) -> None:
         self.transport, self._timeout_s = transport, config.weights.timeout_s
         self.manifest: list[TensorSpec] = []
@@ -67,6 +70,7 @@ class Fleet:
             gate_timeout_s=config.weights.timeout_s,
             remake=lambda index, place: parts.make_engine(config, model, run_dir, transport, index=index, place=place),
             places=parts.places_of(config),
+            timeline=timeline,
         )
         self._config = config
         self._adding = asyncio.Lock()
@@ -77,6 +81,8 @@ class Fleet:
             replay=replay,
             max_restarts=config.trainer.max_restarts,
             held=[self.engines.deadlines, self.engines.seats.deadlines],
+            timeline=timeline,
+            num_ranks=config.trainer.num_ranks,
         )
         self._tried_again: int | None = None
         """The version whose update was tried again although nobody was dead."""
@@ -138,6 +144,8 @@ class Fleet:
         if server is not None:
             if (problem := address_problem(server)) is not None:
                 raise RefusedError(problem)
+            if self._config.engine.kind == "simulated":
+                raise RefusedError(f"engine.kind = 'simulated': the server at {server} has no place in a simulated run")
             return self.engines.seats.add(same_form(server)).engine.name
         if self._config.engine.kind == "server":
             raise RefusedError(

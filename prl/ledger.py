@@ -102,6 +102,7 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
     turns: list[Turn] = msgspec.field(default_factory=list)
     """Of an episode, as in ``Completion``."""
     rewards: dict[str, float] = msgspec.field(default_factory=dict)
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     noted: dict[str, float] = msgspec.field(default_factory=dict)
 
     def copy(self) -> Member:
@@ -114,6 +115,7 @@ class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
             finish=self.finish,
             turns=self.turns,
             rewards=self.rewards,
+            messages=self.messages,
             noted=self.noted,
         )
 
@@ -369,6 +371,7 @@ def completion_of(member: Member, text_of: Callable[[list[int]], str]) -> Comple
         finish="stop" if member.finish == "stop" else "length",
         turns=member.turns,
         rewards=member.rewards,
+        messages=member.messages,
         noted=member.noted,
     )
 
@@ -382,6 +385,7 @@ def member_of(episode: Completion) -> Member:
         finish=episode.finish,
         turns=episode.turns,
         rewards=episode.rewards,
+        messages=episode.messages,
         noted=episode.noted,
     )
 

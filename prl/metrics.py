@@ -20,6 +20,11 @@ from prl.sync import PushReport
 from prl.trainer.base import TrainReport
 from prl.types import Batch, Group
 
+MAX_LAG_BIN = 128
+"""Lag from which on all tokens are in one bin."""
+MIN_FRESH_TOKENS = 64
+"""Fewer tokens of lag 0 say too little about what engine and trainer differ by."""
+
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """One line of ``metrics.jsonl``. Step N is the N-th completed update, counted from 1; version N is its result."""
@@ -28,6 +33,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     time_s: float
     """Wall time of the step."""
+    at: float
+    """When the step ended, in seconds of Unix time."""
     reward_mean: float
     reward_std: float
     samples: int
@@ -37,10 +44,22 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     tokens_trained: int
     lag_max: int
     lag_mean: float
+    lag_histogram: list[int] = []
+    """Trained tokens by their lag: the number at index i is of those i steps old; the last one (``MAX_LAG_BIN``) also
+    of all that are older."""
     versions_max: int
     """Most weight versions that wrote one sample."""
     ess: float
     kl_behaviour: float
+    ratio_histogram: list[int] = []
+    """Trained tokens by log pi - log mu, in the bins of ``LOG_RATIO_EDGES`` (``trainer/base.py``)."""
+    gap_mean: float | None = None
+    """Mean of |log pi - log mu| over the trained tokens: how far trainer and engines are apart."""
+    gap_numerics: float | None = None
+    """The same under the same weights: over the tokens of lag 0 where the step has ``MIN_FRESH_TOKENS``, else over the
+    tokens on which the last push that was verified was; None before there is either."""
+    gap_staleness: float | None = None
+    """What is left of ``gap_mean``, at least 0: the weights moved on since the tokens were sampled."""
     clip_frac: float
     entropy: float
     kl_reference: float | None = None
@@ -50,6 +69,9 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     lr: float
     length_mean: float
     """Sampled tokens per sequence."""
+    length_max: int
+    finish_length_share: float
+    """Share of the sequences that ended at a length limit."""
     gen_tok_s: float
     train_tok_s: float
     trainer_busy: float
@@ -88,7 +110,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
         flat.update({f"reward_{name}": value for name, value in flat.pop("rewards").items()})
         if self.kl_reference is None:
             del flat["kl_reference"]
-        rounded = {name: _rounded(value) for name, value in flat.items()}
+        rounded = {name: _rounded(value) for name, value in flat.items()} | {"at": round(self.at, 3)}
         return {**rounded, **{f"dropped_{reason}": count for reason, count in dropped.items()}}
 
 
@@ -123,6 +145,8 @@ class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
     max: int
     mean: float
     num_versions_max: int
+    histogram: list[int] = []
+    """Tokens by lag, from 0 on."""
 
 
 def lag_of(batch: Batch) -> LagSummary:
@@ -134,10 +158,14 @@ def lag_of(batch: Batch) -> LagSummary:
         num_versions_max = max(num_versions_max, len(of_sample))
         counts.update(of_sample)
     lag_sum = sum((batch.step - version) * count for version, count in counts.items())
+    by_lag: Counter[int] = Counter()
+    for version, count in counts.items():
+        by_lag[min(max(0, batch.step - version), MAX_LAG_BIN)] += count
     return LagSummary(
         max=batch.step - min(counts, default=batch.step),
         mean=lag_sum / max(1, counts.total()),
         num_versions_max=num_versions_max,
+        histogram=[by_lag[lag] for lag in range(max(by_lag, default=-1) + 1)],
     )
 
 
@@ -199,18 +227,24 @@ def step_report(
     timing: Timing,
     dropped: dict[str, int],
     mended: Mended,
+    at: float,
+    verified_gap: float | None = None,
     calls: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> StepReport:
     """Put one step's numbers together.
 
-    ``pushed`` is None where the step's weights stay in the trainer for now; ``calls`` is the rewards' ``lap``.
+    ``pushed`` is None where the step's weights stay in the trainer for now; ``verified_gap`` is the mean
+    distance at the last proof of a push; ``calls`` is the rewards' ``lap``.
     """
     rewards = [score.reward for group in groups for score in group.scores]
     lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
+    numerics = trained.gap_fresh if trained.tokens_fresh >= MIN_FRESH_TOKENS else verified_gap
+    finishes = [completion.finish for group in groups for completion in group.completions]
     return StepReport(
         step=trained.step + 1,
         version=trained.step + 1,
         time_s=timing.step_s,
+        at=at,
         reward_mean=statistics.fmean(rewards),
         reward_std=statistics.pstdev(rewards),
         samples=len(rewards),
@@ -218,9 +252,14 @@ def step_report(
         tokens_trained=trained.tokens_trained,
         lag_max=lag.max,
         lag_mean=lag.mean,
+        lag_histogram=lag.histogram,
         versions_max=lag.num_versions_max,
         ess=trained.ess,
         kl_behaviour=trained.kl_behaviour,
+        ratio_histogram=trained.ratio_histogram,
+        gap_mean=trained.gap_mean,
+        gap_numerics=numerics,
+        gap_staleness=_staleness(trained.gap_mean, numerics),
         clip_frac=trained.clip_frac,
         entropy=trained.entropy,
         kl_reference=trained.kl_reference,
@@ -228,6 +267,8 @@ def step_report(
         grad_norm=trained.grad_norm,
         lr=trained.lr,
         length_mean=statistics.fmean(lengths),
+        length_max=max(lengths),
+        finish_length_share=finishes.count("length") / len(finishes),
         gen_tok_s=timing.tokens_generated / timing.step_s,
         train_tok_s=trained.tokens_trained / timing.step_s,
         trainer_busy=min(1.0, trained.train_s / timing.step_s),
@@ -246,6 +287,11 @@ def step_report(
         dropped=dropped,
         rewards=_by_reward(groups, calls),
     )
+
+
+def _staleness(gap_mean: float | None, numerics: float | None) -> float | None:
+    """What the same weights do not explain."""
+    return None if gap_mean is None or numerics is None else max(0.0, gap_mean - numerics)
 
 
 def _by_reward(groups: Sequence[Group], calls: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

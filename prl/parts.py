@@ -361,6 +361,11 @@ def only_advantages_teach(config: Config) -> bool:
     return not is_own(config.loss.name) and config.loss.entropy_bonus == 0 and config.kl.coefficient == 0
 
 
+def records_samples_of(config: Config, step: int) -> bool:
+    """Whether the samples of the step of this number, counted from 1, are written down."""
+    return config.run.samples_every > 0 and step % config.run.samples_every == 0
+
+
 def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]]:
     """How groups become a batch, outside the event loop: a large one takes longer than the loop may stand still."""
     rewards_of = shaping_of(config.overlong, config.sampling.max_tokens)
@@ -375,6 +380,7 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
             rewards_of=rewards_of,
             mask_overlong=config.overlong.mask,
             only_advantages_teach=only_advantages_teach(config),
+            with_logprobs=records_samples_of(config, step + 1),
             num_ranks=config.trainer.num_ranks,
             max_tokens_per_microbatch=config.trainer.max_tokens_per_microbatch,
         )

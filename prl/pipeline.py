@@ -130,6 +130,7 @@ class Pipeline:
 
     async def _start(self) -> None:
         start = await self._open_folder()
+        await self._stack.enter_async_context(running(self._record.watch(self._failure)))
         self._wired = await self._assembly.open(self._stack, start.checkpoint)
         _, sync, evaluator, controller = self._wired
         await self._loops.enter_async_context(running(controller.keep()))

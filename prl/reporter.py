@@ -17,6 +17,7 @@ from prl.engines.pool import EnginePool
 from prl.metrics import LagSummary, Mended, Meter, StepReport, step_report
 from prl.rollout import Rollout
 from prl.sync import PushReport
+from prl.timeline import unix_time
 from prl.trainer.base import Trainer, TrainReport
 from prl.types import Group
 
@@ -43,6 +44,8 @@ class Reporter:
         trainer: counts restarts.
         rollout: counts members that came to nothing, and streams that moved.
         judges: count calls and retries; absent, there are none.
+        verified_gap: mean distance of the engines' log-probabilities from the trainer's at the last proof of a push.
+        now: Unix time in seconds.
     """
 
     def __init__(
@@ -53,8 +56,12 @@ class Reporter:
         trainer: Trainer,
         rollout: Rollout,
         judges: Judges | None,
+        verified_gap: Callable[[], float | None] = lambda: None,
+        now: Callable[[], float] = unix_time,
     ) -> None:
         self._engines, self._trainer, self._rollout, self._judges = engines, trainer, rollout, judges
+        self._now = now
+        self._verified_gap = verified_gap
         self._drops_before: Counter[str] = Counter()
         self._mended_before = Mended()
         self.meter = Meter(clock, self._engine_counters)
@@ -71,12 +78,24 @@ class Reporter:
             timing=self.meter.lap(),
             dropped=self._dropped(),
             mended=self.mended(),
+            at=self._now(),
+            verified_gap=self._verified_gap(),
             calls={} if self._judges is None else self._judges.lap(),
         )
 
     def of_step_again(self, groups: Sequence[Group], lag: LagSummary, trained: TrainReport) -> StepReport:
         """The report of a step that the trainer did again."""
-        return step_report(groups, lag, trained, None, timing=self.meter.lap(), dropped={}, mended=self.mended())
+        return step_report(
+            groups,
+            lag,
+            trained,
+            None,
+            timing=self.meter.lap(),
+            dropped={},
+            mended=self.mended(),
+            at=self._now(),
+            verified_gap=self._verified_gap(),
+        )
 
     def mended(self) -> Mended:
         """What died and was made good since the last report."""

@@ -5,7 +5,8 @@
     checkpoints/     step-000010/ ...                    export/           Hugging Face safetensors and tokenizer
     logs/            what each child process printed     summary.json      how it ended
     evaluations.jsonl   one object an evaluation         journal/          what became of every prompt (journal.py)
-    lock             who writes here (claim.py)
+    timeline.jsonl   what each part did, and when        gauges.jsonl      how full it was, each second (chronicle.py)
+    versions.json    software and devices                lock              who writes here (claim.py)
 
 Lines of steps that a resumed run repeats are cut from the files first, so a step never stands there twice. JSON numbers
 are finite; what is not is written as null.
@@ -24,9 +25,10 @@ import msgspec
 
 from prl.disk import append
 from prl.metrics import StepReport
-from prl.types import Group
+from prl.sample_lines import sample_lines
+from prl.types import Batch, Group
 
-EVALUATIONS = "evaluations.jsonl"
+EVALUATIONS, VERSIONS = "evaluations.jsonl", "versions.json"
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -161,9 +163,11 @@ class RunFolder:
         """Append one step."""
         self._append("metrics.jsonl", [report.line()])
 
-    def write_samples(self, step: int, groups: Sequence[Group]) -> None:
-        """Append the completions trained in one step."""
-        self._append("samples.jsonl", (line for group in groups for line in sample_lines(step, group)))
+    def write_samples(
+        self, step: int, groups: Sequence[Group], batch: Batch | None = None, logprobs: Sequence[bytes] = ()
+    ) -> None:
+        """Append the completions trained in one step; see ``sample_lines.py``."""
+        self._append("samples.jsonl", sample_lines(step, groups, batch, logprobs))
 
     def write_evaluation(self, line: dict[str, Any]) -> None:
         """Append one evaluation, complete or not."""
@@ -175,35 +179,17 @@ class RunFolder:
         return path.exists() and any(_STEP.decode(line).step == step for line in path.read_bytes().splitlines())
 
     def write_summary(self, summary: Summary) -> None:
-        """Write how the run ended, atomically."""
-        draft = self.path / "summary.json.part"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-        draft.replace(self.path / "summary.json")
+        """Write how the run ended."""
+        self.write_json("summary.json", summary)
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a file of one object, atomically."""
+        draft = self.path / f"{name}.part"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        draft.replace(self.path / name)
 
     def _append(self, name: str, lines: Iterable[Any]) -> None:
         append(self.path / name, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-
-
-def sample_lines(step: int, group: Group) -> Iterable[dict[str, Any]]:
-    """One object for each completion: text for people, ids, versions and log-probabilities for checks.
-
-    An episode's has its ``turns`` too: the ids before each, and how many of ``token_ids`` it sampled.
-    """
-    for completion, score in zip(group.completions, group.scores, strict=True):
-        line = {
-            "step": step,
-            "prompt_id": group.prompt.id,
-            "prompt": group.prompt.text,
-            "completion": completion.text,
-            "finish": completion.finish,
-            "reward": score.reward,
-            "parts": score.parts,
-            "prompt_token_ids": group.prompt.token_ids,
-            "token_ids": completion.token_ids,
-            "versions": completion.versions,
-            "logprobs": [round(value, 6) for value in completion.logprobs],
-        }
-        yield {**line, "turns": completion.turns} if completion.turns else line
 
 
 def read_steps(path: Path, first: int, last: int) -> list[StepLine]:

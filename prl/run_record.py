@@ -11,23 +11,30 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from prl.chronicle import Chronicle
 from prl.config import Config
 from prl.controller import Controller, Step
 from prl.disk import Disk
 from prl.evaluator import Evaluator
+from prl.failure import FirstFailure
+from prl.hidden import cleared, secrets_of
 from prl.journal import Journal
 from prl.log import get_logger
 from prl.metrics import Mended
 from prl.recovery import Start
-from prl.run_folder import EVALUATIONS, RunFolder, Summary, Totals
+from prl.run_folder import EVALUATIONS, VERSIONS, RunFolder, Summary, Totals
 from prl.settings import to_toml_without_secrets
+from prl.timeline import Timeline
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer
+from prl.versions import versions
 from prl.waits import waiting
 
 log = get_logger(__name__)
@@ -40,6 +47,11 @@ class RunRecord:
         self._config, self._run_dir = config, run_dir
         self._folder = RunFolder(run_dir)
         self.totals = Totals()
+        secrets = secrets_of(msgspec.to_builtins(config))
+        self.timeline = Timeline(is_kept=config.run.timeline, clear=lambda text: cleared(text, secrets))
+        """What every part of the run tells what it does."""
+        self.measured: Callable[[], dict[str, Any] | None] = lambda: None
+        """How full it is at a moment; None before there is anything."""
         self._eval_after: float | None = None
         self.journal: Journal
         """From ``open`` on."""
@@ -50,14 +62,26 @@ class RunRecord:
         self.totals = start.totals
         self._disk = Disk(self._run_dir, self._config.run.disk_timeout_s)
         self.journal = Journal(self._run_dir / "journal", self._disk, start.ledger)
+        await self._disk.write(VERSIONS, lambda: self._folder.write_json(VERSIONS, versions()))
+
+    async def watch(self, failure: FirstFailure) -> None:
+        """Write the timeline and the gauges until cancelled, if the configuration asks for them."""
+        if self._config.run.timeline:
+            await Chronicle(self._run_dir, self._disk, self.timeline, self.gauges).run(failure)
+
+    def gauges(self) -> dict[str, Any] | None:
+        """What is measured at this moment."""
+        return self.measured()
 
     async def step(self, step: Step) -> None:
         """Count a step and write its lines."""
-        number, every = step.report.step, self._config.run.samples_every
+        number = step.report.step
         self.totals.add(step.report)
         await self._disk.write("metrics.jsonl", lambda: self._folder.write_metrics(step.report))
-        if every and number % every == 0:
-            await self._disk.write("samples.jsonl", lambda: self._folder.write_samples(number, step.groups))
+        if step.batch.with_logprobs:  # as run.samples_every says
+            await self._disk.write(
+                "samples.jsonl", partial(self._folder.write_samples, number, step.groups, step.batch, step.logprobs)
+            )
 
     async def evaluation(self, line: dict[str, Any]) -> None:
         """Write the line of an evaluation, complete or not."""

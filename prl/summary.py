@@ -28,6 +28,7 @@ FILES = (
     ("evaluations.jsonl", "one line an evaluation"),
     ("samples.jsonl", "what was trained, token by token"),
     ("events.jsonl", "what happened"),
+    ("timeline.jsonl", "who did what, and when"),
     ("summary.json", "these numbers"),
 )
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -122,6 +123,8 @@ class WeightSync:
         self._is_pushed = asyncio.Event()
         self._proof: Wait | None = None
         """What a proof under way waits for."""
+        self.gap_mean: float | None = None
+        """The mean of the probe's differences at the last proof, of the worst engine; None before the first."""
         self.verify_gap: float | None = None
         """How far the probe's log-probabilities of the worst engine were from the trainer's at the last proof."""
         self.version = -1
@@ -251,6 +254,9 @@ class WeightSync:
         else:
             return
         self.verify_gap = self._largest_gap(self.version, expected, found)
+        self.gap_mean = max(
+            (statistics.fmean(_differences(expected, of_one)) for of_one in found.values()), default=None
+        )
         self._check_moved(self.version, expected, found)
         self._proven, self._expected = (expected, found), None
         self._is_pushed.clear()

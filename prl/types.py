@@ -101,6 +101,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The streams of an episode, in the order in which they ended; empty for one stream behind the prompt."""
     rewards: dict[str, float] = {}
     """What the environment gave the episode, by part."""
+    messages: list[dict[str, Any]] = []
+    """The conversation that an episode ended with, its last answer included, for people; see ``transcript.py``."""
     noted: dict[str, float] = {}
     """What it noted beside them, worth nothing."""
 
@@ -141,12 +143,14 @@ def _check_turns(turns: list[Turn], num_tokens: int) -> None:
         num_samples = max(num_samples, turn.sample + 1)
 
 
-class Score(msgspec.Struct, frozen=True, kw_only=True):
+class Score(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The judgement of one completion: the weighted sum of its parts."""
 
     reward: float
     parts: dict[str, float] = {}
     """Reward by name, before weighting."""
+    messages: dict[str, str] = {}
+    """What a reward said about it, by name, for people."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.reward):
@@ -232,6 +236,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     the bit, so they are looked at for their numbers and no backward pass is made."""
     num_sequences: int
     """B, the loss's denominator: sequences with at least one unmasked token, over all ranks."""
+    with_logprobs: bool = False
+    """Whether the trainer reports the log-probability of every trained token, too."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):

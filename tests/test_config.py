@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from prl import schema
 from prl.config import Config, EngineConfig, PipelineConfig, RewardConfig, TrainerConfig
+from prl.config_trackers import TrackerConfig
 from prl.errors import ConfigError
 from prl.settings import load_config, to_toml, validate
 
@@ -75,7 +76,7 @@ def test_a_misspelt_key_names_the_nearest_one(tmp_path: Path, path: tuple[str, .
     right = ".".join((*path, key))
     said = [line for line in complaint(file).splitlines() if "unknown key" in line]
     assert said == [f"{file}: {'.'.join((*path, wrong))}: unknown key, did you mean {right}?"]
-    good = write(tmp_path, MINIMAL)
+    good = write(tmp_path, MINIMAL + '[[trackers]]\nname = "tensorboard"\n' * (path[:1] == ("trackers",)))
     override = f"{'.'.join((*path, wrong))}=1"
     assert complaint(good, override) == (
         f"--set {override}: {'.'.join((*path, wrong))}: unknown key, did you mean {right}?"
@@ -288,6 +289,7 @@ def test_the_resolved_toml_has_every_knob_and_loads_back(tmp_path: Path) -> None
         model="m",
         trainer=TrainerConfig(betas=(0.5, 0.25), learning_rate=1e-6),
         rewards=[RewardConfig(name="a", options={"x": [1, {"y": "z"}]}), RewardConfig(name="b")],
+        trackers=[TrackerConfig(name="tensorboard")],
     )
     text = to_toml(config)
     assert load_config(write(tmp_path, text)) == config

@@ -14,7 +14,7 @@ from prl import virtual_time
 from prl.config import RewardConfig
 from prl.errors import ConfigError
 from prl.hidden import HIDDEN, is_secret, secrets_of, with_secrets, without_secrets
-from prl.rewards.base import make_reward
+from prl.rewards.base import Judged, make_reward
 from tests.test_pipeline import simulated
 
 SECRETS = ("sesame-open", "Bearer abc123", "from-the-environment")
@@ -82,11 +82,11 @@ class Judge:
     def __init__(self, *, url: str, api_key: str, headers: dict[str, str]) -> None:
         self.seen = [url, api_key, *headers.values()]
 
-    async def __call__(self, completion: prl.Completion, prompt: prl.Prompt) -> float:
-        """Refuse every other completion."""
+    async def __call__(self, completion: prl.Completion, prompt: prl.Prompt) -> Judged:
+        """Refuse every other completion, and say more than it should of the others."""
         if len(completion.token_ids) % 2:
             raise PermissionError(f"refused: {self.seen}")
-        return 1.0
+        return Judged(value=1.0, detail=f"asked {self.seen}")
 
 
 prl.reward("test-hidden-judge")(Judge)
@@ -115,6 +115,8 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path: Path, monkeypatch: pytest.Mon
         line for line in map(json.loads, texts["events.jsonl"].splitlines()) if line["event"] == "rollout dropped"
     ]
     assert any(HIDDEN in line["message"] for line in dropped)
+    samples = [json.loads(line) for line in texts["samples.jsonl"].splitlines()]
+    assert any(HIDDEN in line["part_messages"]["test-hidden-judge"] for line in samples)
 
 
 def test_a_wrong_type_does_not_show_the_secret() -> None:

@@ -18,7 +18,7 @@ from prl.trainer.base import TrainReport
 from prl.types import Batch, Completion, Sample
 from tests.factories import make_completion, make_group
 
-LAG = LagSummary(max=2, mean=0.5, num_versions_max=2)
+LAG = LagSummary(max=2, mean=0.5, num_versions_max=2, histogram=[400, 100, 100])
 TRAINED = TrainReport(
     step=4,
     loss=0.25,
@@ -29,6 +29,10 @@ TRAINED = TrainReport(
     clip_frac=0.125,
     entropy=0.7,
     tokens_trained=600,
+    gap_mean=0.25,
+    tokens_fresh=400,
+    gap_fresh=0.0625,
+    ratio_histogram=[0] * 10 + [100, 400, 100] + [0] * 10,
     skipped=False,
     train_s=3.0,
 )
@@ -65,6 +69,8 @@ def report(**changes: Any) -> StepReport:
         timing=arguments["timing"],
         dropped=arguments["dropped"],
         mended=Mended(streams_moved=3, engine_restarts=2, trainer_restarts=1, reward_retries=4),
+        at=1_800_000_000.1234,
+        verified_gap=arguments.get("verified_gap"),
     )
 
 
@@ -104,7 +110,15 @@ def test_only_trained_tokens_have_a_lag() -> None:
         advantages=[0.0, 0.0, 1.0, 1.0],
     )
     batch = Batch(step=5, samples=[sample], plan=[[[0]]], num_sequences=1)
-    assert lag_of(batch) == LagSummary(max=1, mean=0.5, num_versions_max=2)
+    assert lag_of(batch) == LagSummary(max=1, mean=0.5, num_versions_max=2, histogram=[1, 1])
+
+
+def test_tokens_by_lag() -> None:
+    """One number for each lag from 0 on; the last bin takes everything that is older."""
+    completions = [make_completion([7] * 4, versions=[497, 498, 500, 500]), make_completion([7, 8], versions=[3, 372])]
+    found = lag_of(batch_of(500, *completions)).histogram
+    assert {lag: count for lag, count in enumerate(found) if count} == {0: 2, 2: 1, 3: 1, 128: 2}
+    assert len(found) == 129
 
 
 def test_a_batch_without_trained_tokens_has_no_lag() -> None:
@@ -133,6 +147,7 @@ def test_a_report_by_hand() -> None:
         "step": 5,
         "version": 5,
         "time_s": 6.0,
+        "at": 1_800_000_000.1234,
         "reward_mean": pytest.approx(4 / 6),
         "reward_std": pytest.approx(math.sqrt(2) / 3),
         "samples": 6,
@@ -140,9 +155,14 @@ def test_a_report_by_hand() -> None:
         "tokens_trained": 600,
         "lag_max": 2,
         "lag_mean": 0.5,
+        "lag_histogram": [400, 100, 100],
         "versions_max": 2,
         "ess": 0.9,
         "kl_behaviour": 0.01,
+        "ratio_histogram": [0] * 10 + [100, 400, 100] + [0] * 10,
+        "gap_mean": 0.25,
+        "gap_numerics": 0.0625,
+        "gap_staleness": 0.1875,
         "clip_frac": 0.125,
         "entropy": 0.7,
         "kl_reference": None,
@@ -150,6 +170,8 @@ def test_a_report_by_hand() -> None:
         "grad_norm": 1.5,
         "lr": 1e-3,
         "length_mean": pytest.approx((1 + 2 + 3 + 4 + 1 + 2) / 6),
+        "length_max": 4,
+        "finish_length_share": 0.0,
         "gen_tok_s": 200.0,
         "train_tok_s": 100.0,
         "trainer_busy": 0.5,
@@ -173,20 +195,36 @@ def test_a_report_by_hand() -> None:
 def test_the_keys_of_a_line() -> None:
     """A line has the documented keys, flat, with one ``dropped_<reason>`` for each reason and no other."""
     documented = [
-        *("step", "version", "time_s", "reward_mean", "reward_std", "samples", "tokens_generated", "tokens_trained"),
+        *(
+            "step",
+            "version",
+            "time_s",
+            "at",
+            "reward_mean",
+            "reward_std",
+            "samples",
+            "tokens_generated",
+            "tokens_trained",
+        ),
         *(
             "lag_max",
             "lag_mean",
+            "lag_histogram",
             "versions_max",
             "ess",
             "kl_behaviour",
+            "ratio_histogram",
+            "gap_mean",
+            "gap_numerics",
+            "gap_staleness",
             "clip_frac",
             "entropy",
             "loss",
             "grad_norm",
             "lr",
         ),
-        *("length_mean", "gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "wait_batch_s", "pause_s"),
+        *("length_mean", "length_max", "finish_length_share"),
+        *("gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "wait_batch_s", "pause_s"),
         *("publish_s", "eval_block_s", "evals_incomplete"),
         *("streams_moved", "streams_handed_over", "engine_restarts", "trainer_restarts", "reward_retries"),
         "loop_lag_ms",
@@ -202,6 +240,20 @@ def test_a_line_holds_no_number_that_json_has_not() -> None:
     skipped = msgspec.structs.replace(TRAINED, loss=math.nan, grad_norm=math.inf, skipped=True)
     line = json.loads(msgspec.json.encode(report(trained=skipped).line()))
     assert (line["loss"], line["grad_norm"], line["step"]) == (None, None, 5)
+
+
+def test_the_gap_between_trainer_and_engines_has_two_parts() -> None:
+    """Numerics: enough tokens of lag 0, else the last proof of a push, else unknown. Staleness is the rest."""
+    few = msgspec.structs.replace(TRAINED, tokens_fresh=10)
+    found = [report(trained=few), report(trained=few, verified_gap=0.125), report(trained=few, verified_gap=0.5)]
+    assert [(one.gap_numerics, one.gap_staleness) for one in found] == [(None, None), (0.125, 0.125), (0.5, 0.0)]
+    nothing = msgspec.structs.replace(TRAINED, gap_mean=None, gap_fresh=None, tokens_fresh=0)
+    assert (report(trained=nothing).gap_mean, report(trained=nothing).gap_staleness) == (None, None)
+
+
+def test_the_time_of_a_step_is_exact_to_a_millisecond() -> None:
+    """Other numbers have six digits, of which a date would have none left."""
+    assert report().line()["at"] == 1_800_000_000.123
 
 
 def test_a_step_that_is_not_pushed() -> None:

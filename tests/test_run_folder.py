@@ -76,16 +76,21 @@ def test_each_completion_is_a_line(folder: RunFolder) -> None:
     first, *others = lines(folder.path / "samples.jsonl")
     assert first == {
         "step": 5,
+        "group": 2,
+        "member": 0,
         "prompt_id": 2,
         "prompt": "prompt 2",
         "completion": "7 8",
         "finish": "length",
         "reward": 0.5,
         "parts": {},
+        "part_messages": {},
         "prompt_token_ids": [102, 1],
         "token_ids": [7, 8],
         "versions": [3, 4],
         "logprobs": [-0.123457, -1.0],
+        "trained_logprobs": None,
+        "advantages": None,
     }
     assert [(line["prompt_id"], line["reward"]) for line in others] == [(9, 1.0), (9, 0.0)]
 

@@ -33,6 +33,7 @@ from prl.engines.seat import EngineStatus, Place, Seat
 from prl.engines.seats import ANSWER_MARGIN_S, Remake, Seats
 from prl.errors import EngineDeadError, EngineError, EngineLeftError, PrlError
 from prl.log import get_logger
+from prl.timeline import Timeline
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 from prl.waits import waiting
 
@@ -70,6 +71,7 @@ class EnginePool:
             begins anew with every update that is tried again, and does not run out while no engine is there.
         remake: makes another engine, not opened, for a seat's index and its place; None: the first death ends the run.
         places: where each engine computes; absent: each on its share of this machine.
+        timeline: shows what the engines do.
     """
 
     def __init__(
@@ -80,10 +82,11 @@ class EnginePool:
         gate_timeout_s: float,
         remake: Remake | None = None,
         places: Sequence[Place] | None = None,
+        timeline: Timeline | None = None,
     ) -> None:
         self.deadlines = Deadlines()
         """Of all that wait for streams to go on."""
-        self.seats = Seats(engines, config, remake, places)
+        self.seats = Seats(engines, config, remake, places, timeline=timeline)
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
         self._config, self._gate_timeout_s = config, gate_timeout_s
@@ -174,6 +177,7 @@ class EnginePool:
             raise
         finally:
             self._placement.leave(group, index)
+            seat.lane.streams(self._placement.running[index])
 
     async def stage(self, update: WeightUpdate) -> bool:
         """Begin to receive ``update`` beside generation. False: these engines receive it in ``load``."""
@@ -185,13 +189,22 @@ class EnginePool:
         self._gate.clear()
         self._token_deadlines.stop()
         self._note_progress()
+        for seat in self.seats.members():
+            seat.lane.hold("paused", "new weights")
         await self._all("pause", lambda engine: engine.pause())
 
     async def load(self, update: WeightUpdate) -> None:
         """Receive ``update`` on every engine. The caller owns the deadline."""
         self._failed_load = f"the load of version {update.version} did not complete on every engine"
         members = self.seats.members()
-        await self._all(f"load of version {update.version}", lambda engine: engine.load(update), members)
+        lanes = {seat.engine.name: seat.lane for seat in members}
+
+        async def load(engine: Engine) -> None:
+            lanes[engine.name].hold("loading", version=update.version)
+            await engine.load(update)
+            lanes[engine.name].hold("paused", "the other engines load")
+
+        await self._all(f"load of version {update.version}", load, members)
         self._failed_load = None
         self.seats.have_loaded(members, update.version)
 
@@ -200,6 +213,9 @@ class EnginePool:
         if self._failed_load is not None:
             raise EngineError(f"the engines cannot resume: {self._failed_load}")
         await self._all("resume", lambda engine: engine.resume())
+        for seat in self.seats.members():
+            if seat.state == "serving":
+                seat.lane.release()
         self._token_deadlines.start()
         self.deadlines.go_on(self)
         self._gate.set()
@@ -292,7 +308,9 @@ class EnginePool:
         while True:
             await self._pass_gate()
             if usable := self.seats.serving():
-                return self.seats.at(self._placement.place(group, usable))
+                seat = self.seats.at(self._placement.place(group, usable))
+                seat.lane.streams(self._placement.running[seat.index])
+                return seat
             await self.seats.one_serves()
 
     async def _all(

@@ -16,6 +16,8 @@ from typing import Literal
 import msgspec
 
 from prl.engines.base import Engine, EngineStatistics
+from prl.engines.lane import Lane
+from prl.timeline import Timeline
 
 Place = int | str
 """Where an engine computes: a share of this machine, or the address of a server."""
@@ -56,9 +58,13 @@ class Seat:
         engine: who sits here first, not opened.
         place: where it computes.
         is_new: it was added to engines that serve, and does not count before it serves too.
+        timeline: shows what whoever sits here does.
     """
 
-    def __init__(self, index: int, engine: Engine, *, place: Place, is_new: bool = False) -> None:
+    def __init__(
+        self, index: int, engine: Engine, *, place: Place, is_new: bool = False, timeline: Timeline | None = None
+    ) -> None:
+        self.lane = Lane(timeline or Timeline(), engine.name)
         self.index, self.engine, self.place = index, engine, place
         self.state: State = "starting" if is_new else "serving"
         self.state_since = 0.0
@@ -89,6 +95,17 @@ class Seat:
     def enter(self, state: State) -> None:
         """It is this far."""
         self.state, self.state_since = state, asyncio.get_running_loop().time()
+        match state:
+            case "starting":
+                self.lane.hold("starts")
+            case "ready" | "joined":
+                self.lane.hold("waiting", "the weights of the others")
+            case "serving":
+                self.lane.release()
+            case "lost":
+                self.lane.hold("gone", self.why)
+            case "left":
+                self.lane.end()
 
     def statistics(self) -> EngineStatistics:
         """Those of the engine that sits here; tokens and busy seconds of all that ever did."""

@@ -32,6 +32,7 @@ from prl.engines.tally import Tally
 from prl.errors import EngineDeadError, EngineError, NotFoundError, PrlError, RefusedError
 from prl.failure import FirstFailure, failures_to
 from prl.log import get_logger
+from prl.timeline import Timeline
 from prl.waits import Wait, waiting
 
 START_MARGIN_S = 10.0
@@ -59,6 +60,7 @@ class Seats:
         remake: makes another engine, not opened, for a seat's index and its place; None: the first death ends the run,
             and none can be added.
         places: where each engine computes; absent: each on its share of this machine.
+        timeline: shows what the engines do.
     """
 
     def __init__(
@@ -67,10 +69,13 @@ class Seats:
         config: EngineConfig,
         remake: Remake | None,
         places: Sequence[Place] | None = None,
+        *,
+        timeline: Timeline | None = None,
     ) -> None:
+        self._timeline = timeline or Timeline()
         where = range(len(engines)) if places is None else places
         pairs = enumerate(zip(engines, where, strict=True))
-        self.all = [Seat(index, engine, place=place) for index, (engine, place) in pairs]
+        self.all = [Seat(index, engine, place=place, timeline=self._timeline) for index, (engine, place) in pairs]
         self.remake = remake
         self.tally = Tally(lambda: [seat.statistics() for seat in self.all if seat.counts])
         """What all engines did that ever counted."""
@@ -134,7 +139,7 @@ class Seats:
             raise RefusedError(f"{taken[server]} is the server at {server} already")
         index = next(self._indices)
         place = next(place for place in count() if place not in taken) if server is None else server
-        seat = Seat(index, self.remake(index, place), place=place, is_new=True)
+        seat = Seat(index, self.remake(index, place), place=place, is_new=True, timeline=self._timeline)
         seat.enter("starting")
         self.all.append(seat)
         log.info("an engine is added", engine=seat.engine.name)
@@ -189,8 +194,8 @@ class Seats:
         if seat.is_there:
             if seat.state == "serving" and _now() - seat.state_since >= STEADY_S:
                 seat.num_attempts = 0
-            seat.enter("lost")
             seat.why, self.apart = why, True
+            seat.enter("lost")
             self._num_lost += 1
             seat.given_up.set()
             self._tell()
@@ -262,6 +267,9 @@ class Seats:
 
     async def open(self, engine: Engine) -> None:
         """Start one engine. Raises EngineError, in time."""
+        for seat in self.all:
+            if seat.engine is engine:
+                seat.lane.hold("starts")
         try:
             limit_s = self._config.start_timeout_s + START_MARGIN_S
             async with asyncio.timeout(limit_s) as deadline:
@@ -292,6 +300,7 @@ class Seats:
         """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
         async with asyncio.TaskGroup() as group:
             for seat in self.all:
+                seat.lane.end()
                 group.create_task(_close(seat.engine))
 
     async def _manage(self, start: Callable[[Callable[[], Awaitable[None]]], asyncio.Task[None]]) -> None:

@@ -76,8 +76,10 @@ class ServerEngine:
             await self._link.open()
             async with asyncio.timeout(timeout_s):
                 await self._link.answers(timeout_s=timeout_s)
-                await self._weights.take_over()
                 facts = await examine(self._link, self._wanted)
+                await self._weights.take_over()
+                if facts.is_paused:  # as a run left it that was killed, so that it could not be asked everything
+                    facts = await examine(self._link, self._wanted)
         except TimeoutError:
             await self.close()
             raise EngineError(

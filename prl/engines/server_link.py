@@ -144,7 +144,7 @@ class ServerLink:
                     except ServerAwayError as error:
                         if isinstance(error.__cause__, aiohttp.ClientConnectorDNSError):
                             raise
-                        last = str(error.__cause__ or error)
+                        last = str(error)
                     except ServerRefusedError as error:
                         if error.status not in _NO_SERVER:
                             return
@@ -157,7 +157,8 @@ class ServerLink:
         try:
             yield
         except aiohttp.ClientError as error:
-            what = str(error) or type(error).__name__
+            cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+            what = str(cause) or type(error).__name__
             raise ServerAwayError(
                 f"nobody answers at the address of {self.who} ({what}): is vllm serve running there, and is the address"
                 " in engine.servers right?"

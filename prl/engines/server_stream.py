@@ -134,6 +134,8 @@ class ServerStream:
                         if chunk.finish is not None:
                             return
             self._ended_early()
+        except msgspec.MsgspecError as error:
+            raise EngineError(f"{self._link.who} sent what is no event of a stream: {error}") from error
         except (aiohttp.ClientError, ServerAwayError) as error:
             if self._is_superseded:
                 raise Superseded from None

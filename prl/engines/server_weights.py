@@ -55,13 +55,9 @@ class ServerWeights:
         return self._num_moving > 0
 
     async def take_over(self) -> None:
-        """Claim the server, and let it go on where a run that has ended left it paused.
-
-        A server that lacks these routes is left for ``examine`` to say so.
-        """
-        with contextlib.suppress(ServerRefusedError):
-            await self._post("/update_weight_version", {"new_version": f"{self._claim}/0"}, _ANSWER_S)
-            await self._post("/resume", None, _ANSWER_S)
+        """Claim the server, and let it go on where a run that has ended left it paused."""
+        await self._post("/update_weight_version", {"new_version": f"{self._claim}/0"}, _ANSWER_S)
+        await self._post("/resume", None, _ANSWER_S)
 
     async def label(self, *, timeout_s: float) -> str:
         """What the server names as its version. Raises as ``ServerLink.ask``."""

@@ -11,7 +11,8 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -100,8 +101,13 @@ class Conversation:
         )
         self._sampled.append(sampled)
 
-    def completion(self, rewards: dict[str, float], noted: dict[str, float] | None = None) -> Completion:
-        """The episode; it has a turn."""
+    def completion(
+        self,
+        rewards: dict[str, float],
+        noted: dict[str, float] | None = None,
+        messages: Sequence[dict[str, Any]] = (),
+    ) -> Completion:
+        """The episode; it has a turn. ``messages`` tell it to people."""
         last = self._sampled[-1]
         return Completion(
             token_ids=[token for sampled in self._sampled for token in sampled.token_ids],
@@ -111,6 +117,7 @@ class Conversation:
             finish=last.finish,
             turns=list(self._turns),
             rewards=rewards,
+            messages=list(messages),
             noted=noted or {},
         )
 

@@ -151,4 +151,4 @@ def _with_rewards(verdict: Verdict, completion: Completion) -> Verdict:
     if not isinstance(verdict, Score) or not (given or completion.noted):
         return verdict
     parts = {**completion.noted, **verdict.parts, **given}
-    return Score(reward=verdict.reward + sum(given.values()), parts=parts)
+    return Score(reward=verdict.reward + sum(given.values()), parts=parts, messages=verdict.messages)

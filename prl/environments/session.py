@@ -22,6 +22,7 @@ import msgspec
 from prl.engines.base import Decoding
 from prl.environments.calls import Message, ToolCall, as_message, find_calls, shown
 from prl.environments.conversation import Conversation, Place
+from prl.environments.transcript import written
 from prl.errors import ConfigError, EpisodeOverError, TurnFailedError
 from prl.rollout import Dropped, Sample, stream_seed
 from prl.tokenizer import Tokenizer
@@ -93,6 +94,7 @@ class Session:
         self._tokenizer, self._sample, self._decoding, self._limits = tokenizer, sample, decoding, limits
         self._address = address
         self._conversation = Conversation(prompt, tokenizer)
+        self._messages: list[dict[str, Any]] = []
         self._num_asked = 0
         self._said: dict[tuple[str, tuple[str, ...]], str] = {}
 
@@ -125,11 +127,14 @@ class Session:
         number, earned = self._num_asked, math.fsum(self.rewards.values())
         self._num_asked += 1
         place = await self._place(given, tools)
+        heard = self._heard(given, place)
         decoding = self._decoding_at(place, number, max_tokens)
         sampled = await self._sampled(place, decoding, on_tokens)
         self._conversation.add(place, sampled, earned)
         self.failure = None
-        return self._reply(sampled, len(place.token_ids), f"call_{number}_" if tools else None)
+        reply = self._reply(sampled, len(place.token_ids), f"call_{number}_" if tools else None)
+        self._messages = [*heard, written(reply.message)]
+        return reply
 
     def reward(self, value: float, part: str = OWN_PART) -> None:
         """Add to the reward of the episode, under the name of a part of it; at any time, as often as there is reason.
@@ -162,7 +167,7 @@ class Session:
 
     def completion(self) -> Completion:
         """The episode so far; it has a turn."""
-        return self._conversation.completion(dict(self.rewards), dict(self.noted))
+        return self._conversation.completion(dict(self.rewards), dict(self.noted), self._messages)
 
     def text_of(self, token_ids: list[int]) -> str:
         """What ids say, without special tokens."""
@@ -189,6 +194,13 @@ class Session:
         if not token_ids or len(token_ids) < len(given):
             raise ValueError("generate takes messages, or token ids, or text, at least one")
         return self._conversation.behind_ids(token_ids)
+
+    def _heard(self, given: Sequence[Message] | Sequence[int] | str | None, place: Place) -> list[dict[str, Any]]:
+        """The conversation before a turn, for people; what was given as text or ids is one message."""
+        messages = self.prompt.messages if given is None else given
+        if messages and all(isinstance(message, Mapping) for message in messages):
+            return [written(message) for message in messages if isinstance(message, Mapping)]
+        return [written({"role": "user", "content": place.text})]
 
     async def _beside(self, work: Callable[[], Place], num_characters: int) -> Place:
         return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)

@@ -34,6 +34,8 @@ from prl.waits import waiting
 
 OPEN_TIMEOUT_S = 120.0
 CLOSE_TIMEOUT_S = 10.0
+MAX_MESSAGE = 500
+"""Characters of what a reward says about one completion that are kept."""
 
 T = TypeVar("T")
 
@@ -176,6 +178,11 @@ class Asked:
             return await self.reward.call(subject, prompt)
         value = await self._threads.run(self.reward.call, subject, prompt)
         return await value if inspect.isawaitable(value) else value
+
+    def said(self, opinion: Opinion) -> str:
+        """What the reward said with its value, in a line for people that can be written anywhere."""
+        text = ": ".join(part for part in (opinion.reason, opinion.detail) if part)[:MAX_MESSAGE]
+        return cleared(text, self._secrets).encode(errors="replace").decode()
 
     def _failed(self, reason: str, what: str, prompt: Prompt, *, passes: bool) -> _Failed:
         message = cleared(f"prompt {prompt.id}: the reward {self.label!r} {what}", self._secrets)

@@ -52,6 +52,7 @@ class Scorer:
             if config.gate and judge.reward.per_group:
                 raise ConfigError(f"the reward {label!r} judges whole groups and cannot be a gate: leave gate away")
             self._judges.append(judge)
+        self._by_label = {judge.label: judge for judge in self._judges}
         singles = [judge for judge in self._judges if not judge.reward.per_group]
         self._gates = [judge for judge in singles if judge.config.gate]
         self._others = [judge for judge in singles if not judge.config.gate]
@@ -127,11 +128,13 @@ class Scorer:
 
     def _weigh(self, opinions: Mapping[str, Opinion], score: Score, prompt: Prompt) -> Verdict:
         """``score`` and what the rewards add to it."""
-        parts = dict(score.parts)
+        parts, messages = dict(score.parts), dict(score.messages)
         for label, opinion in opinions.items():
             if opinion.value is None:
                 return Abstained(reason="reward_abstained")
             parts[label] = opinion.value
+            if said := self._by_label[label].said(opinion):
+                messages[label] = said
         ordered = {judge.label: parts[judge.label] for judge in self._judges if judge.label in parts}
         weights = {judge.label: judge.config.weight for judge in self._judges}
         total = math.fsum(weights[label] * value for label, value in ordered.items())
@@ -139,7 +142,7 @@ class Scorer:
             return ScoringFailed(
                 reason="reward_bad_value", message=f"the weighted sum for prompt {prompt.id} is {total}: {ordered}"
             )
-        return Score(reward=total, parts=ordered)
+        return Score(reward=total, parts=ordered, messages=messages)
 
     def hold_while_paused(self, deadlines: Deadlines) -> None:
         """Deadlines that stand still while a reward is paused."""

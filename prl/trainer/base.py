@@ -18,6 +18,14 @@ import msgspec
 
 from prl.types import Batch, TensorSpec, WeightGroup, WeightUpdate
 
+LOGPROB_BYTES = 4
+LOG_RATIO_EDGES = (
+    *(-2.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, -0.01, -0.005, -0.002, -0.001),
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
+)
+"""Between the bins of ``ratio_histogram``, in log pi - log mu. Bin i holds what is at least edge i - 1 and less than
+edge i; the first and the last are open, and the middle one (11 of 0 to 22) is as good as on policy."""
+
 
 class TrainerReady(msgspec.Struct, frozen=True, kw_only=True):
     """What the trainer says once its model stands."""
@@ -53,6 +61,18 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     kl_reference: float | None = None
     """Mean of the estimate of ``[kl]``, before its coefficient; None without a reference."""
     tokens_trained: int
+    gap_mean: float | None = None
+    """Mean of |log pi - log mu|: how far the log-probabilities are apart, whichever way."""
+    tokens_fresh: int = 0
+    """Of the trained tokens, those of lag 0: the weights that are trained sampled them."""
+    gap_fresh: float | None = None
+    """``gap_mean`` over these alone: what the two implementations differ by under the same weights. None: there are
+    none."""
+    ratio_histogram: list[int] = []
+    """Trained tokens by log pi - log mu, in the bins of ``LOG_RATIO_EDGES``."""
+    logprobs: list[bytes] = []
+    """log pi of each sample's trained tokens, in the order of the samples that were given: float32, little-endian.
+    Empty where ``Batch.with_logprobs`` does not ask for them."""
     skipped: bool
     """True where a loss, gradient or log-probability that is not finite made all ranks leave the weights alone."""
     train_s: float

@@ -16,8 +16,8 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,12 +25,15 @@ from prl.deadlines import Deadlines
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.failure import raise_as_it_was
 from prl.log import get_logger
+from prl.timeline import State, Timeline
 from prl.trainer.base import Trainer, TrainerReady, TrainReport
 from prl.types import Batch, WeightGroup, WeightUpdate
 from prl.waits import Wait, current, waiting
 
 NOTICE_S = 3.0
 """How long after a failed weight update the death of a rank may take to be noticed."""
+TRAINER_LANES = "trainer rank"
+"""How the names of the ranks' lanes begin."""
 T = TypeVar("T")
 log = get_logger(__name__)
 
@@ -45,6 +48,8 @@ class KeptTrainer:
         replay: trains a trainer that holds the weights after so many steps on all steps done since.
         max_restarts: in one run.
         held: deadlines that stand still while one is started again.
+        timeline: shows what the ranks do.
+        num_ranks: how many there are.
     """
 
     def __init__(
@@ -56,7 +61,11 @@ class KeptTrainer:
         replay: Callable[[Trainer, int], Awaitable[None]],
         max_restarts: int,
         held: Sequence[Deadlines] = (),
+        timeline: Timeline | None = None,
+        num_ranks: int = 1,
     ) -> None:
+        self._timeline = timeline or Timeline()
+        self._lanes = [f"{TRAINER_LANES} {rank}" for rank in range(num_ranks)]
         self._make, self._newest_checkpoint, self._replay = make, newest_checkpoint, replay
         self._trainer = make(resume)
         self._max_restarts, self._held = max_restarts, held
@@ -73,7 +82,8 @@ class KeptTrainer:
 
     async def open(self) -> TrainerReady:
         """Start the first one."""
-        return await self._trainer.open()
+        with self._during("starts"):
+            return await self._trainer.open()
 
     async def meeting(self, hosts: list[str]) -> tuple[str, int]:
         """Where a weight group can meet. A death here is not mended here: an update is under way."""
@@ -81,28 +91,34 @@ class KeptTrainer:
 
     async def connect(self, group: WeightGroup) -> None:
         """Open the sending side of the weight group. A death here is not mended here: the engines have to join too."""
-        await self._once(lambda trainer: trainer.connect(group))
+        with self._during("waiting", "the weight group"):
+            await self._once(lambda trainer: trainer.connect(group))
         self.apart = False
 
     async def train(self, batch: Batch) -> TrainReport:
         """One optimiser step on ``batch``."""
-        return await self._kept(lambda trainer: trainer.train(batch))
+        with self._during("training", step=batch.step + 1):
+            return await self._kept(lambda trainer: trainer.train(batch))
 
     async def publish(self, update: WeightUpdate) -> None:
         """Send the current weights. A death here is not mended here: the engines have to join again."""
-        await self._once(lambda trainer: trainer.publish(update))
+        with self._during("publishing", version=update.version):
+            await self._once(lambda trainer: trainer.publish(update))
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability of each token after the first. A death here is not mended here: an update is under way."""
-        return await self._once(lambda trainer: trainer.score(token_ids))
+        with self._during("publishing", "the proof on a few tokens"):
+            return await self._once(lambda trainer: trainer.score(token_ids))
 
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a complete checkpoint."""
-        await self._kept(lambda trainer: trainer.save(folder, state))
+        with self._during("saving", "a checkpoint"):
+            await self._kept(lambda trainer: trainer.save(folder, state))
 
     async def export(self, folder: Path) -> None:
         """Write the weights for others."""
-        await self._kept(lambda trainer: trainer.export(folder))
+        with self._during("saving", "the export"):
+            await self._kept(lambda trainer: trainer.export(folder))
 
     async def failed(self) -> str:
         """Wait for a death that is not mended, and return why; others are mended here, unless a command was first."""
@@ -145,7 +161,19 @@ class KeptTrainer:
 
     async def close(self) -> None:
         """End every process of the present one; the others are gone."""
+        for lane in self._lanes:
+            self._timeline.leave(lane)
         await self._trainer.close()
+
+    @contextmanager
+    def _during(
+        self, state: State, why: str | None = None, *, step: int | None = None, version: int | None = None
+    ) -> Iterator[None]:
+        """All ranks do this: every command is one of all."""
+        with ExitStack() as lanes:
+            for lane in self._lanes:
+                lanes.enter_context(self._timeline.during(lane, state, why, step=step, version=version))
+            yield
 
     async def _once(self, call: Callable[[Trainer], Awaitable[T]]) -> T:
         """Ask the present one, dead or alive."""
@@ -208,6 +236,8 @@ class KeptTrainer:
             restart, why = self.num_restarts, str(self._dead)
             log.warning("the trainer is started again", restart=restart, of=self._max_restarts, why=why)
             self.apart = True
+            for lane in self._lanes:
+                self._timeline.enter(lane, "gone", why)
             with waiting("the trainer", f"is started again (restart {restart} of {self._max_restarts})"):
                 await self._trainer.close()
                 checkpoint = await asyncio.to_thread(self._newest_checkpoint)
@@ -224,8 +254,10 @@ class KeptTrainer:
         """Another trainer, as far as the run is; or nothing is left of it."""
         trainer = self._make(checkpoint)
         try:
-            ready = await _opened(trainer)
-            await self._replay(trainer, ready.step)
+            with self._during("starts"):
+                ready = await _opened(trainer)
+            with self._during("training", "steps since the checkpoint, again"):
+                await self._replay(trainer, ready.step)
         except BaseException:
             self._count(trainer)
             await trainer.close()

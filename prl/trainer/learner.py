@@ -31,7 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from prl.config import Config
 from prl.errors import TrainerError
-from prl.trainer import checkpoint, lora, questioned, shards
+from prl.trainer import checkpoint, drift, lora, questioned, shards
 from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.export import export
 from prl.trainer.loss import Loss, LossTerms
@@ -88,7 +88,13 @@ class Learner:
         )
 
     def train(
-        self, step: int, microbatches: list[list[Sample]], num_sequences: int, *, num_teaching: int | None = None
+        self,
+        step: int,
+        microbatches: list[list[Sample]],
+        num_sequences: int,
+        *,
+        num_teaching: int | None = None,
+        with_logprobs: bool = False,
     ) -> TrainReport:
         """One optimiser step, on this rank's micro-batches and those of the others.
 
@@ -97,6 +103,7 @@ class Learner:
             microbatches: of this rank.
             num_sequences: B of the whole batch.
             num_teaching: the first so many have a gradient, on every rank; None: all.
+            with_logprobs: report those of this rank's samples, which are in no sum.
 
         Raises:
             TrainerError: ``step`` is not the next one.
@@ -104,11 +111,13 @@ class Learner:
         if step != self.step:
             raise TrainerError(f"the batch is for step {step}, but the trainer has completed {self.step}")
         started = time.monotonic()
-        local = self.accumulate(microbatches, num_sequences, num_teaching)
+        seen: list[Tensor] = []
+        local = self.accumulate(microbatches, num_sequences, num_teaching, seen.append if with_logprobs else None)
         self.doing = "the sums of all ranks"
         everywhere = torch.cat([local, self._gradient_square()[None]])
         dist.all_reduce(everywhere)
         *sums, gradient_square = everywhere.tolist()
+        sums, drifted = sums[: len(LossTerms._fields)], sums[len(LossTerms._fields) :]
         total = dict(zip(LossTerms._fields, sums, strict=True))
         norm = math.sqrt(gradient_square) if gradient_square >= 0 else math.nan
         lr = learning_rate(step, self._config.trainer, self._config.run.num_steps)
@@ -119,18 +128,28 @@ class Learner:
         self.doing = ""
         self.step += 1
         report = _report(step, total, norm, lr, skipped=skipped, train_s=time.monotonic() - started)
-        return report if self._reference is not None else msgspec.structs.replace(report, kl_reference=None)
+        if self._reference is None:
+            report = msgspec.structs.replace(report, kl_reference=None)
+        logprobs = drift.by_sample(seen, microbatches) if with_logprobs else []
+        return msgspec.structs.replace(report, **drift.fields_of(drifted, total["tokens"]), logprobs=logprobs)
 
     def accumulate(
-        self, microbatches: list[list[Sample]], num_sequences: int, num_teaching: int | None = None
+        self,
+        microbatches: list[list[Sample]],
+        num_sequences: int,
+        num_teaching: int | None = None,
+        on_logprobs: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        """Add the gradient of these micro-batches; returns this rank's sums, in the order of ``LossTerms``."""
-        sums = torch.zeros(len(LossTerms._fields), dtype=torch.float64, device=self._device)
+        """Add the gradient of these micro-batches; returns this rank's sums: those of ``LossTerms``, then ``drift``'s.
+
+        ``on_logprobs`` is told log pi of the trained tokens of each micro-batch, in the order of its samples.
+        """
+        sums = torch.zeros(len(LossTerms._fields) + drift.SIZE, dtype=torch.float64, device=self._device)
         given = microbatches or [[]]
         for number, samples in enumerate(given, start=1):
             self.doing = f"forward of micro-batch {number}/{len(given)}"
             teaches = num_teaching is None or number <= num_teaching
-            sums += torch.stack(self._pass(samples, num_sequences, teaches=teaches))
+            sums += self._pass(samples, num_sequences, teaches=teaches, on_logprobs=on_logprobs)
         return sums
 
     def score(self, token_ids: list[int]) -> list[float]:
@@ -195,8 +214,15 @@ class Learner:
         reference.requires_grad_(requires_grad=False)
         return reference.score
 
-    def _pass(self, samples: list[Sample], num_sequences: int, *, teaches: bool) -> LossTerms:
-        """Forward, and backward where there is a gradient."""
+    def _pass(
+        self,
+        samples: list[Sample],
+        num_sequences: int,
+        *,
+        teaches: bool,
+        on_logprobs: Callable[[Tensor], None] | None,
+    ) -> Tensor:
+        """Forward, and backward where there is a gradient; returns the sums."""
         batch = pack(samples, self._device, single_row=self.policy.single_row)
         temperature = self._config.sampling.temperature
         reference_N = None if self._reference is None else self._reference(batch, temperature)
@@ -209,7 +235,9 @@ class Learner:
         if teaches:
             self.doing = self.doing.replace("forward", "backward")
             loss.backward()  # type: ignore[no-untyped-call]
-        return terms
+        if on_logprobs is not None:
+            on_logprobs(logprobs_N.detach()[batch.trained_N])
+        return torch.cat([torch.stack(terms), drift.drift(logprobs_N.detach(), batch, self.step)])
 
     def _gradients(self) -> list[Tensor]:
         """This rank's shards of the gradient."""

@@ -39,6 +39,8 @@ class MicroBatch(NamedTuple):
     behaviour_N: Tensor
     """Log-probability under the policy that sampled, float32."""
     advantages_N: Tensor
+    versions_N: Tensor
+    """Version of the weights that sampled it."""
     sequence_N: Tensor
     """Number of the target's sample among those that have targets, from 0 and increasing."""
     trained_N: Tensor
@@ -62,20 +64,23 @@ def pack(samples: Sequence[Sample], device: torch.device, *, single_row: bool = 
         rest_of_row = width - start % width
         positions[start : start + rest_of_row] = range(rest_of_row)
     at: list[int] = []
-    chosen: list[tuple[int, float, float, int]] = []
+    chosen: list[tuple[int, float, float, int, int]] = []
     num_sequences = 0
     for number, (sample, start) in enumerate(zip(samples, starts, strict=True)):
         if sample.loss_mask and sample.loss_mask[0]:
             raise ValueError(f"sample {number} trains its first token, which no earlier token predicts")
         trained = [t for t, mask in enumerate(sample.loss_mask) if mask]
         at += [start + t - 1 for t in trained]
-        chosen += [(sample.token_ids[t], sample.logprobs[t], sample.advantages[t], num_sequences) for t in trained]
+        chosen += [
+            (sample.token_ids[t], sample.logprobs[t], sample.advantages[t], sample.versions[t], num_sequences)
+            for t in trained
+        ]
         num_sequences += bool(trained)
         token_ids[start : start + len(sample.token_ids)] = sample.token_ids
     anything = bool(chosen)
     if not anything:
-        at, chosen = [0], [(0, 0.0, 0.0, 0)]
-    targets, behaviour, advantages, sequences = zip(*chosen, strict=True)
+        at, chosen = [0], [(0, 0.0, 0.0, -1, 0)]
+    targets, behaviour, advantages, versions, sequences = zip(*chosen, strict=True)
 
     def row(values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
@@ -87,6 +92,7 @@ def pack(samples: Sequence[Sample], device: torch.device, *, single_row: bool = 
         targets_N=row(targets),
         behaviour_N=row(behaviour, torch.float32),
         advantages_N=row(advantages, torch.float32),
+        versions_N=row(versions),
         sequence_N=row(sequences),
         trained_N=torch.full((len(at),), anything, device=device),
     )

@@ -55,7 +55,7 @@ class Ready(_Message, frozen=True, kw_only=True):
 
 
 class Trained(_Message, frozen=True, kw_only=True):
-    """The step is done; the numbers are those of all ranks together."""
+    """The step is done; the numbers are those of all ranks together, ``logprobs`` those of this rank's samples."""
 
     report: TrainReport
 
@@ -131,6 +131,8 @@ class Train(_Message, frozen=True, kw_only=True):
     """The first so many have a gradient; None: all."""
     num_sequences: int
     """B of the whole batch, over all ranks."""
+    with_logprobs: bool = False
+    """Whether the report has the log-probabilities of this rank's samples."""
 
 
 class Publish(_Message, frozen=True, kw_only=True):

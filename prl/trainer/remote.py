@@ -27,7 +27,7 @@ from prl.deadlines import awake_timeout
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.process import Child, tail
 from prl.trainer import launch, protocol
-from prl.trainer.base import TrainerReady, TrainReport
+from prl.trainer.base import LOGPROB_BYTES, TrainerReady, TrainReport
 from prl.trainer.external import gather_external
 from prl.trainer.ranks import RankFailure, Ranks
 from prl.trainer.shared_folder import witness
@@ -108,11 +108,13 @@ class FsdpTrainer:
                 microbatches=[[batch.samples[index] for index in microbatch] for microbatch in microbatches],
                 num_teaching=batch.num_teaching,
                 num_sequences=batch.num_sequences,
+                with_logprobs=batch.with_logprobs,
             )
             for microbatches in batch.plan
         ]
         trained = await self._ask(f"train step {batch.step}", protocol.Trained, commands)
-        return self._counted(trained[0].report)
+        logprobs = in_order(batch, [reply.report.logprobs for reply in trained]) if batch.with_logprobs else []
+        return self._counted(msgspec.structs.replace(trained[0].report, logprobs=logprobs))
 
     async def publish(self, update: WeightUpdate) -> None:
         """Send the current weights to the weight group."""
@@ -310,6 +312,22 @@ class FsdpTrainer:
             return "; look at the output of the torchrun that you started"
         log = self._torchrun_log if rank is None else launch.rank_log(self._logs, rank)
         return f"; last lines of {log}:\n{tail(log)}"
+
+
+def in_order(batch: Batch, by_rank: Sequence[list[bytes]]) -> list[bytes]:
+    """What each rank said of its samples, in the order of the batch's. Raises TrainerError where it is not of them."""
+    in_order = [b""] * len(batch.samples)
+    for rank, (microbatches, of_rank) in enumerate(zip(batch.plan, by_rank, strict=True)):
+        indices = [index for microbatch in microbatches for index in microbatch]
+        expected = [LOGPROB_BYTES * sum(batch.samples[index].loss_mask) for index in indices]
+        if [*map(len, of_rank)] != expected:
+            raise TrainerError(
+                f"trainer rank {rank} gave {sum(map(len, of_rank))} bytes of log-probabilities of {len(of_rank)}"
+                f" samples in step {batch.step}, not {sum(expected)} of {len(expected)}"
+            )
+        for index, logprobs in zip(indices, of_rank, strict=True):
+            in_order[index] = logprobs
+    return in_order
 
 
 async def _first(one: Any, other: Any) -> Any:

@@ -13,8 +13,12 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import struct
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,7 +29,7 @@ from prl.network import LOOPBACK
 from prl.process import free_port
 from prl.simulation import CHECKPOINT, MANIFEST, CallFault, CallFaults, Meeting, learn, sequence_logprobs
 from prl.trainer import checkpoint
-from prl.trainer.base import TrainerReady, TrainReport
+from prl.trainer.base import LOG_RATIO_EDGES, TrainerReady, TrainReport
 from prl.types import Batch, WeightGroup, WeightUpdate
 from prl.waits import waiting
 
@@ -235,7 +239,7 @@ class SimulatedTrainer:
             self._died.set()
 
     def _report(self, batch: Batch, num_tokens: int, train_s: float, *, skipped: bool) -> TrainReport:
-        log_ratios, loss, squares = [], 0.0, 0.0
+        log_ratios, fresh, logprobs, loss, squares = [], [], list[bytes](), 0.0, 0.0
         for sample in batch.samples:
             current = [0.0, *sequence_logprobs(self.weights, sample.token_ids)]
             rows = zip(sample.loss_mask, current, sample.logprobs, sample.advantages, strict=True)
@@ -243,8 +247,13 @@ class SimulatedTrainer:
                 log_ratios.append(pi - mu)
                 loss -= advantage * pi / batch.num_sequences
                 squares += advantage**2
+            trained = [pi for pi, mask in zip(current, sample.loss_mask, strict=True) if mask]
+            logprobs.append(struct.pack(f"<{len(trained)}f", *trained))
+            versions = compress(sample.versions, sample.loss_mask)
+            fresh += [version == self.step for version in versions]
         ratios = [math.exp(r) for r in log_ratios]
         count = max(1, num_tokens)
+        bins = Counter(bisect_right(LOG_RATIO_EDGES, log_ratio) for log_ratio in log_ratios)
         return TrainReport(
             step=self.step,
             loss=math.nan if skipped else loss,
@@ -255,6 +264,11 @@ class SimulatedTrainer:
             clip_frac=0.0,
             entropy=0.0,
             tokens_trained=num_tokens,
+            gap_mean=sum(map(abs, log_ratios)) / num_tokens if num_tokens else None,
+            tokens_fresh=sum(fresh),
+            gap_fresh=sum(map(abs, compress(log_ratios, fresh))) / sum(fresh) if any(fresh) else None,
+            ratio_histogram=[bins[index] for index in range(len(LOG_RATIO_EDGES) + 1)],
+            logprobs=logprobs if batch.with_logprobs else [],
             skipped=skipped,
             train_s=train_s,
         )

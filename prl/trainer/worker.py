@@ -188,7 +188,11 @@ def _answer(learner: Learner, command: protocol.FromController) -> protocol.Repl
     match command:
         case protocol.Train():
             report = learner.train(
-                command.step, command.microbatches, command.num_sequences, num_teaching=command.num_teaching
+                command.step,
+                command.microbatches,
+                command.num_sequences,
+                num_teaching=command.num_teaching,
+                with_logprobs=command.with_logprobs,
             )
             return protocol.Trained(report=report)
         case protocol.Score():

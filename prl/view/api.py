@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from prl.errors import ConfigError
+from prl.trainer.base import LOG_RATIO_EDGES
 from prl.view import browse, facts, series
 from prl.view.live import Statuses
 from prl.view.run import OpenRun
 from prl.view.runs import Runs
-from prl.view.series import LOG_RATIO_EDGES
 
 MAX_KEYS, MAX_POINTS, MAX_LIMIT = 200, 5000, 500
 _MAX_ID = 1 << 31

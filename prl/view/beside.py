@@ -51,7 +51,7 @@ class Page:
     """See the module. ``bind`` it first, then ``serve`` it beside the run."""
 
     def __init__(self, config: ViewConfig, run_dir: Path) -> None:
-        self._config, self._run_dir = config, run_dir
+        self._config, self._run_dir = config, run_dir.absolute()  # the process may change its folder meanwhile
         self._socket: socket.socket | None = None
         self.url: str | None = None
         """What to open; None: there is no page."""
@@ -108,7 +108,7 @@ class Page:
         log.warning("the page of the run is closed: its process ended again and again", log=str(self._log))
 
     async def _one(self, listening: socket.socket) -> str:
-        command = [sys.executable, "-m", "prl.view.child", str(self._run_dir.absolute()), self._config.address]
+        command = [sys.executable, "-m", "prl.view.child", str(self._run_dir), self._config.address]
         descriptor = listening.fileno()
         child = await Child.start(
             "the page", [*command, str(descriptor)], self._log, _FEW_THREADS, pass_fds=(descriptor,)

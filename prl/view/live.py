@@ -122,19 +122,23 @@ class Statuses:
 
 
 def _asked(run_dir: Path) -> Any:
-    """What the run says. A folder may come from anywhere: nothing is asked, or given, beyond this machine."""
+    """What the run says. A folder may come from anywhere: only a run of this user on this machine is asked."""
     try:
+        if (run_dir / control_file.CONTROL_FILE).lstat().st_uid != os.geteuid():
+            return None
         where = control_file.read(run_dir)
         token = os.environ.get(CONTROL_TOKEN, "") if where.token is None else where.token
         if where.host != socket.gethostname() or not _is_here(urlsplit(where.url).hostname or ""):
             return None
         return Client(where.url, token, str(run_dir), timeout_s=STATUS_TIMEOUT_S).ask("GET", "/status", dict[str, Any])
-    except (PrlError, ValueError):
+    except (PrlError, OSError, ValueError):
         return None
 
 
 def _is_here(host: str) -> bool:
     """Whether ``host`` is an address of this machine: only to such can a socket be bound."""
+    if not host:  # which would be every address
+        return False
     with suppress(OSError), socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
         return True
     return False

@@ -20,10 +20,6 @@ from prl.view.columns import Columns, Floats
 Axis = Literal["step", "at", "samples", "tokens"]
 AXES: tuple[str, ...] = get_args(Axis)
 REWARD, MEAN = "reward_", "_mean"
-LOG_RATIO_EDGES = (
-    *(-2.0, -1.0, -0.5, -0.2, -0.1, -0.05, -0.02, -0.01, -0.005, -0.002, -0.001),
-    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
-)
 
 
 def axis(columns: Columns, x: str) -> Floats:

@@ -53,7 +53,7 @@ class Shown(msgspec.Struct, kw_only=True):
     n: int
     """Spans that this one stands for."""
     share: float
-    """Of their time, what was in ``state``."""
+    """Of the time from ``start`` to ``end``, what was in ``state``: the rest were other states, and gaps."""
 
 
 class _Names:
@@ -198,7 +198,8 @@ class Timeline:
         until = np.append(begins[1:], len(kept))
         chosen = facts[example[kept]].tolist()
         totals = np.add.reduceat(np.bincount(pixel, facts[:, -1], minlength=num_pixels)[kept], begins).astype(np.int64)
-        share = np.add.reduceat(lasted.max(axis=1), begins) / np.add.reduceat(lasted.sum(axis=1), begins)
+        extent = np.maximum.reduceat(ends, begins) - starts[begins]
+        share = np.minimum(np.add.reduceat(lasted.max(axis=1), begins) / np.maximum(extent, _MOMENT_S), 1.0)
         return [
             self._shown(name, float(starts[a]), float(ends[a:b].max()), chosen[a], n=n, share=of_state)
             for a, b, n, of_state in zip(

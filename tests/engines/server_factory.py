@@ -20,7 +20,7 @@ from prl.engines.server_questions import Wanted
 from prl.engines.vllm_environment import is_cpu_build
 from prl.process import Child, free_port
 from tests.engines.contract import Subject
-from tests.engines.vllm_factory import MAX_NUM_SEQS, SIZES, Trainer, perturb, tiny_model
+from tests.engines.vllm_factory import FIRST_READABLE, MAX_NUM_SEQS, SIZES, Trainer, perturb, readable, tiny_model
 
 START_TIMEOUT_S = 150.0
 KEY_VARIABLE = "PRL_TEST_ENGINE_KEY"
@@ -59,7 +59,7 @@ def server_engine(
 
 
 class ServerSubject(Subject):
-    """A tied model; every transfer perturbs all of it."""
+    """A tied model whose tokens tell the version that sampled them."""
 
     def __init__(self, trainer: Trainer, server: Child) -> None:
         (engine,) = trainer.engines
@@ -67,9 +67,14 @@ class ServerSubject(Subject):
         self._trainer, self._server = trainer, server
 
     async def transfer(self, version: int) -> None:
-        """Perturb the model and send it."""
-        perturb(self._trainer.model, "", by=0.02)
+        """Send weights that sample one token, and other ones than before for every other token too."""
+        readable(self._trainer.model, version)
+        perturb(self._trainer.model, "", by=1e-4)
         await self._send(version)
+
+    def version_of(self, token: int) -> int | None:
+        """What ``readable`` weights of each version sample."""
+        return token - FIRST_READABLE
 
     async def failing_transfer(self, version: int) -> None:
         """Send another version than the engine was told."""
@@ -93,6 +98,7 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
     if not is_cpu_build():
         pytest.skip("the arguments are those of a CPU")
     model = tiny_model(tied=True)
+    readable(model, 0)
     model.save_pretrained(folder / "model")
     port = free_port("127.0.0.1")
     with pytest.MonkeyPatch.context() as patch:

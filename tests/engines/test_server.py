@@ -295,6 +295,15 @@ async def test_closed_streams_leave_the_server() -> None:
         assert engine.statistics().running == 0
 
 
+async def test_server_that_a_killed_run_left_paused_goes_on() -> None:
+    """It is claimed, resumed, and only then asked to sample."""
+    server = FakeServer()
+    server.paused, server.label = True, "somebody/41"
+    async with opened(server):
+        assert (server.paused, server.label.endswith("/0")) == (False, True)
+        assert server.calls.index("/resume") < server.calls.index("/inference/v1/generate")
+
+
 async def test_server_is_let_go_as_it_was_found() -> None:
     """After the run the server is not paused, and in no weight group."""
     server = FakeServer()

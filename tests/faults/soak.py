@@ -7,8 +7,8 @@ end:
 
 - every step is there once, the lag kept its bound, and ``prl audit`` accounts for every prompt;
 - no process is left, at any end of a controller on the way either;
-- no role's memory has grown: of its processes that were half a minute old, the median of the last third of the time is
-  at most ``GROWTH`` times that of the first, or ``GROWTH_MIB`` above it;
+- no process has grown: of each that was looked at for ``WATCHED_S``, from when it was half a minute old, the median of
+  the last third of the time is at most ``GROWTH`` times that of the first, or ``GROWTH_MIB`` above it;
 - the reward has risen as in an undisturbed run: the mean reward of the steps that end with the last step of a reference
   run of the same settings, without faults, is within ``REWARD_MARGIN`` of the reference's, and so is that of the last
   steps of all, where there are more. Both are means of ``WINDOW`` steps of 256 sequences, whose standard error is about
@@ -55,6 +55,7 @@ WEIGHTS = [1 if role == "controller" else 3 for role in STRUCK]
 STOPPED_S = 10.0
 SAMPLE_S = 5.0
 OLD_S = 30.0
+WATCHED_S = 120.0
 GROWTH, GROWTH_MIB = 1.15, 50
 WINDOW = 20
 REWARD_MARGIN = 0.06
@@ -67,8 +68,8 @@ class Soak:
         self._folder, self._random = folder, Random(seed)
         self.problems: list[str] = []
         self.blows: dict[str, int] = defaultdict(int)
-        self.memory: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        """Of each role: seconds since the beginning, and MiB."""
+        self.memory: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+        """Of each process, by role and id: seconds since the beginning, and MiB."""
         self._began = time.monotonic()
         self._job = Job(folder, SETTINGS)
         self._num_controllers = 1
@@ -153,7 +154,7 @@ class Soak:
             for process in self._of(role):
                 with contextlib.suppress(psutil.Error):
                     if time.time() - process.create_time() >= OLD_S:
-                        self.memory[role].append((now, process.memory_info().rss / 2**20))
+                        self.memory[role, process.pid].append((now, process.memory_info().rss / 2**20))
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began:6.0f} s] {text}", flush=True)
@@ -176,17 +177,16 @@ class Soak:
         return self.problems
 
     def _judge_memory(self) -> None:
-        for role, samples in self.memory.items():
-            end = samples[-1][0]
-            first = [mib for at, mib in samples if at <= end / 3]
-            last = [mib for at, mib in samples if at >= 2 * end / 3]
-            if not first or not last:
-                print(f"memory of {role}: no process was old enough at both ends")
+        for (role, pid), samples in sorted(self.memory.items()):
+            begin, end = samples[0][0], samples[-1][0]
+            if end - begin < WATCHED_S:
                 continue
-            before, after = statistics.median(first), statistics.median(last)
-            print(f"memory of {role}: {before:.0f} MiB in the first third, {after:.0f} MiB in the last")
+            third = (end - begin) / 3
+            before = statistics.median(mib for at, mib in samples if at <= begin + third)
+            after = statistics.median(mib for at, mib in samples if at >= end - third)
+            print(f"memory of {role} {pid}: {before:.0f} MiB, then {after:.0f} MiB, over {end - begin:.0f} s")
             if after > max(GROWTH * before, before + GROWTH_MIB):
-                self.problems.append(f"the memory of {role} has grown from {before:.0f} to {after:.0f} MiB")
+                self.problems.append(f"the memory of {role} {pid} has grown from {before:.0f} to {after:.0f} MiB")
 
     def _judge_reward(self, rewards: list[float], reference: list[float]) -> None:
         if not reference:

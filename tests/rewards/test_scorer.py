@@ -419,7 +419,27 @@ async def test_a_reward_of_groups_adds_to_each_score(register: Register) -> None
     register("one", gives_async(1.0))
     register_group("rank", (0.5, 0.25, base.Judged(value=0.0, reason="last")))
     verdicts = await score_three(RewardConfig(name="one"), RewardConfig(name="rank", weight=2.0))
-    assert verdicts == [Score(reward=1.0 + 2 * value, parts={"one": 1.0, "rank": value}) for value in (0.5, 0.25, 0.0)]
+    said: list[dict[str, str]] = [{}, {}, {"rank": "last"}]
+    assert verdicts == [
+        Score(reward=1.0 + 2 * value, parts={"one": 1.0, "rank": value}, messages=messages)
+        for value, messages in zip((0.5, 0.25, 0.0), said, strict=True)
+    ]
+
+
+async def test_what_a_reward_says_stands_beside_its_value(register: Register, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reason and detail, cut to what people read, without the reward's secrets, and writable whatever it is."""
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+
+    async def strict(completion: Completion, prompt: Prompt, *, api_key: str) -> base.Judged:
+        return base.Judged(value=1.0, reason="refused", detail=f"key {api_key} \ud800 " + "x" * 1000)
+
+    register("strict", strict)
+    async with Scorer([RewardConfig(name="strict", options={"api_key": "env:JUDGE_KEY"})]) as scorer:
+        verdict = await scorer.score(completion("a"), prompt())
+    assert isinstance(verdict, Score)
+    said = verdict.messages["strict"]
+    assert said.startswith("refused: key (hidden) ? xxx")
+    assert len(said) < 520
 
 
 async def test_a_closed_gate_keeps_the_reward_of_the_group_out(register: Register) -> None:

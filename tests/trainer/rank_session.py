@@ -129,6 +129,8 @@ def session(model: Path, folder: Path) -> None:
         other.accumulate(share(batch), batch.num_sequences)
         tensors |= whole(gradients(other), variant)
     numbers["penalised"] = train(other, batch)
+    batch = make_batch(2, num_ranks)
+    numbers["logprobs"] = other.train(2, share(batch), batch.num_sequences, with_logprobs=True).logprobs
 
     longer = Learner(make_config(model, run={"num_steps": 30}, trainer={"num_ranks": num_ranks}), str(model), None, CPU)
     numbers["thirty"] = [train(longer, make_batch(step, num_ranks)).grad_norm for step in range(30)]

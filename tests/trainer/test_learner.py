@@ -2,15 +2,21 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import socket
 import subprocess
 import sys
+from array import array
+from base64 import b64decode
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.trainer.cases import flat, make_batch, make_config, masked, random_samples, sample
 
@@ -19,10 +25,13 @@ torch: Any = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402 -- after the check for torch
 
 from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
+from prl.trainer import drift  # noqa: E402
+from prl.trainer.base import LOG_RATIO_EDGES  # noqa: E402
 from prl.trainer.learner import Learner  # noqa: E402
-from prl.trainer.loss import Loss  # noqa: E402
+from prl.trainer.loss import Loss, LossTerms  # noqa: E402
 from prl.trainer.microbatch import pack, scored  # noqa: E402
 from prl.trainer.questioned import rescored, twin_of  # noqa: E402
+from prl.trainer.remote import in_order  # noqa: E402
 from prl.types import Sample, WeightUpdate  # noqa: E402
 from tests.trainer import rank_session  # noqa: E402
 
@@ -66,6 +75,17 @@ def two(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> It
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def _flat(report: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a report but the time, one by one."""
+    bins = {f"bin {index}": count for index, count in enumerate(report["ratio_histogram"])}
+    numbers = {name: value for name, value in report.items() if isinstance(value, int | float)}
+    return {**numbers, **bins, "train_s": 0}
+
+
+def _logprobs(folder: Path, rank: int) -> list[bytes]:
+    return [b64decode(data) for data in _numbers(folder, rank)["logprobs"]]
 
 
 def _numbers(folder: Path, rank: int = 0) -> dict[str, Any]:
@@ -339,6 +359,52 @@ def test_what_teaches_nothing_is_looked_at_without_a_backward_pass(
     assert num_passes == 1
 
 
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 10_000), st.integers(1, 4))
+def test_a_log_probability_belongs_to_its_token(learner: Learner, seed: int, num_microbatches: int) -> None:
+    """Packed, cut into micro-batches, with turns between masked tokens, with a gradient or without, or all masked."""
+    draw = random.Random(seed)
+    samples = [_with_turns(each, draw) for each in random_samples(seed, draw.randint(1, 7))]
+    microbatches: list[list[Sample]] = [[] for _ in range(num_microbatches)]
+    for each in samples:
+        draw.choice(microbatches).append(each)
+    seen: list[Any] = []
+    learner.accumulate(microbatches, 1, draw.randint(1, num_microbatches), seen.append)
+    rank_session.gradients(learner)
+    ordered = [each for microbatch in microbatches for each in microbatch]
+    expected = learner.rescore([each.token_ids for each in ordered], 0.8, None)
+    for each, data, scores in zip(ordered, drift.by_sample(seen, microbatches), expected, strict=True):
+        trained = [scores[t - 1] for t, mask in enumerate(each.loss_mask) if mask]
+        assert array("f", data).tolist() == pytest.approx(trained, abs=1e-5)
+
+
+def _with_turns(each: Sample, draw: random.Random) -> Sample:
+    """The sample with some of its sampled tokens, or all, as if they stood between turns."""
+    share = draw.choice([0.0, 0.3, 1.0])
+    mask = [on if draw.random() >= share else 0 for on in each.loss_mask]
+    advantages = [value * on for value, on in zip(each.advantages, mask, strict=True)]
+    return msgspec.structs.replace(each, loss_mask=mask, advantages=advantages)
+
+
+def test_how_far_the_policy_drifted_by_hand(learner: Learner) -> None:
+    """The gap is the mean distance, that of lag 0 of the current version's tokens alone; each token is in one bin."""
+    each = max(SAMPLES, key=lambda one: sum(one.loss_mask))
+    pi = learner.rescore([each.token_ids], 0.8, None)[0]
+    trained = [t for t, mask in enumerate(each.loss_mask) if mask]
+    shifts = [0.0, 0.3, -0.3, 3.0, *[0.015] * 20][: len(trained)]
+    logprobs, versions = list(each.logprobs), list(each.versions)
+    for t, shift in zip(trained, shifts, strict=True):
+        logprobs[t], versions[t] = pi[t - 1] - shift, 0 if shift in {0.0, 0.3} else -1
+    moved = msgspec.structs.replace(each, logprobs=logprobs, versions=versions)
+    sums = learner.accumulate([[moved], []], 1)[len(LossTerms._fields) :].tolist()
+    rank_session.gradients(learner)
+    said = drift.fields_of(sums, len(trained))
+    assert said["gap_mean"] == pytest.approx(sum(map(abs, shifts)) / len(shifts), abs=1e-5)
+    assert (said["tokens_fresh"], said["gap_fresh"]) == (2, pytest.approx(0.15, abs=1e-5))
+    expected = [bisect_right(LOG_RATIO_EDGES, shift) for shift in shifts]
+    assert said["ratio_histogram"] == [expected.count(index) for index in range(len(LOG_RATIO_EDGES) + 1)]
+
+
 def test_versions_and_steps_cannot_drift(learner: Learner) -> None:
     """A batch for another step and an update of another version are refused."""
     with pytest.raises(TrainerError, match="for step 4, but the trainer has completed 0"):
@@ -441,7 +507,7 @@ def test_two_ranks_have_the_gradient_of_one_under_every_loss(one: Path, two: Pat
     for variant in rank_session.VARIANTS:
         _assert_close(_tensors(two, variant), _tensors(one, variant), 2e-6)
     first, second = (_numbers(folder)["penalised"] for folder in (one, two))
-    assert {**second, "train_s": 0} == pytest.approx({**first, "train_s": 0}, rel=1e-4, abs=1e-6)
+    assert _flat(second) == pytest.approx(_flat(first), rel=1e-4, abs=1e-6)
     assert first["kl_reference"] != 0
 
 
@@ -449,9 +515,16 @@ def test_two_ranks_learn_what_one_learns(one: Path, two: Path) -> None:
     """After six steps the weights agree, and so does every reported number but the time."""
     _assert_close(_tensors(two, "straight"), _tensors(one, "straight"), 1e-5)
     for a, b in zip(_numbers(one)["reports"], _numbers(two)["reports"], strict=True):
-        assert {**b, "train_s": 0, "kl_reference": 0} == pytest.approx(
-            {**a, "train_s": 0, "kl_reference": 0}, rel=1e-4, abs=1e-6
-        )
+        assert {**_flat(b), "kl_reference": 0} == pytest.approx({**_flat(a), "kl_reference": 0}, rel=1e-4, abs=1e-6)
+
+
+def test_two_ranks_say_of_each_token_what_one_says(one: Path, two: Path) -> None:
+    """Whichever rank had a sample, its trained tokens have the log-probabilities that they have on one rank."""
+    alone = in_order(make_batch(2, 1), [_logprobs(one, 0)])
+    together = in_order(make_batch(2, 2), [_logprobs(two, rank) for rank in range(2)])
+    for expected, found, of_batch in zip(alone, together, make_batch(2, 1).samples, strict=True):
+        assert array("f", found).tolist() == pytest.approx(array("f", expected).tolist(), abs=1e-4)
+        assert len(found) == 4 * sum(of_batch.loss_mask)
 
 
 def test_thirty_steps_on_two_ranks_make_the_weights_of_one(one: Path, two: Path, models: dict[str, Path]) -> None:

@@ -47,6 +47,7 @@ def run(
         targets_N=unread,
         behaviour_N=double([token.mu for token in tokens]),
         advantages_N=double([token.advantage for token in tokens]),
+        versions_N=torch.zeros(len(tokens)),
         sequence_N=torch.tensor([token.sequence for token in tokens]),
         trained_N=torch.tensor(mask),
     )

@@ -7,8 +7,10 @@ import signal
 import socket
 import sys
 import time
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from prl.trainer import checkpoint, launch, protocol
 from prl.trainer.base import Trainer, TrainerReady
 from prl.trainer.kept import KeptTrainer
 from prl.trainer.remote import FsdpTrainer
-from prl.types import WeightGroup, WeightUpdate
+from prl.types import Sample, WeightGroup, WeightUpdate
 from prl.wire import Channel
 from tests.trainer.cases import make_batch, make_config
 from tests.trainer.test_protocol import REPORT
@@ -121,6 +123,35 @@ async def test_each_rank_gets_its_own_micro_batches(tmp_path: Path) -> None:
     )
     assert {command.num_sequences for command in got} == {4}
     assert trainer.statistics()["steps"] == 1
+
+
+async def test_log_probabilities_come_back_in_the_order_of_the_batch(tmp_path: Path) -> None:
+    """Each rank says those of its samples, micro-batch by micro-batch; here each token's is its own id."""
+
+    def reply(command: protocol.FromController) -> protocol.Reply:
+        assert isinstance(command, protocol.Train)
+        assert command.with_logprobs
+        logprobs = [_ids_as_logprobs(each) for microbatch in command.microbatches for each in microbatch]
+        return protocol.Trained(report=msgspec.structs.replace(REPORT, skipped=False, logprobs=logprobs))
+
+    plan = [[[4, 1], []], [[3], [0, 2]]]
+    batch = msgspec.structs.replace(make_batch(1, 2, 5), plan=plan, with_logprobs=True)
+    async with played(reply, tmp_path, 2) as trainer:
+        report = await trainer.train(batch)
+        assert report.logprobs == [_ids_as_logprobs(each) for each in batch.samples]
+
+
+def _ids_as_logprobs(each: Sample) -> bytes:
+    return array("f", compress(each.token_ids, each.loss_mask)).tobytes()
+
+
+async def test_log_probabilities_of_other_tokens_are_refused(tmp_path: Path) -> None:
+    """A rank that does not say one for each trained token is at fault, by name."""
+    report = msgspec.structs.replace(REPORT, skipped=False, logprobs=[b"\0" * 4] * 4)
+    batch = msgspec.structs.replace(make_batch(1, 1), with_logprobs=True)
+    async with played(lambda _: protocol.Trained(report=report), tmp_path) as trainer:
+        with pytest.raises(TrainerError, match="trainer rank 0 gave 16 bytes of log-probabilities of 4 samples"):
+            await trainer.train(batch)
 
 
 @pytest.mark.parametrize("plan", [[[[0]]], [[[0], [1]], [[2]]]])

@@ -16,7 +16,8 @@ import pytest
 from yarl import URL
 
 from prl.check_control import CONTROL_TOKEN
-from prl.view.api import LOG_RATIO_EDGES, Api
+from prl.trainer.base import LOG_RATIO_EDGES
+from prl.view.api import Api
 from prl.view.listen import guard_of, listener, url_of
 from prl.view.runs import Runs
 from prl.view.server import HEADERS, ViewServer
@@ -105,6 +106,18 @@ async def test_every_view_of_a_recorded_run_is_answered(whole: Path) -> None:
             None,
             {},
         )
+
+
+async def test_a_run_is_known_by_its_name_whatever_that_is(tmp_path: Path) -> None:
+    """Below another folder, with signs that an address spells otherwise, or with markup."""
+    names = ["sweep/ü %2F?#&", "runs", "<script>alert(1)<%2Fscript>"]
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1}\n')
+    async with browser(tmp_path) as page:
+        assert sorted(each["run"] for each in (await page.good("api/runs"))["runs"]) == sorted(names)
+        for name in names:
+            assert (await page.good(f"api/{quote(name, safe='')}/keys"))["steps"] == 1
 
 
 async def test_what_cannot_be_answered_says_why(whole: Path) -> None:

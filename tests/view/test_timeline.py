@@ -48,6 +48,13 @@ def test_what_is_narrower_is_merged_to_the_state_that_had_most_of_the_time() -> 
     assert (spans[0].start, spans[0].end) == (0.0, 1000.0)
 
 
+def test_a_merged_span_does_not_claim_the_gaps() -> None:
+    """What happens for a moment of every second is a bar that says how little of it was so."""
+    timeline = filled(*(("controller", "publishing", step, step + 0.1) for step in range(1000)))
+    _, _, (span,) = timeline.shown(None, None, lanes=(), points=60)
+    assert (span.n, round(span.share, 2)) == (1000, 0.1)
+
+
 def test_a_short_span_between_long_ones_is_still_there() -> None:
     """What is alone in its pixel is drawn, and gaps are not filled."""
     timeline = filled(("e", "generating", 0, 50), ("e", "paused", 50, 50.001), ("e", "generating", 60, 100))

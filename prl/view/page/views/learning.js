@@ -1,0 +1,248 @@
+// Is it learning: rewards, held-out results, lengths, entropy, and what the optimiser does.
+
+import { get, isStale } from "../api.js";
+import { CurveControls } from "../curve_controls.js";
+import { Curves } from "../curves.js";
+import { h, loading, put, trouble } from "../dom.js";
+import { compact, duration, number, percent, share, whole, words } from "../format.js";
+import { Keys } from "../keys.js";
+import { lineStyle } from "../palette.js";
+
+const NUMBERS = { format: (value) => number(value, 3) };
+
+/** The charts that a run with these keys has, and what is left of the keys. */
+function chosen({ metrics, rewards }) {
+  const has = (key) => metrics.includes(key);
+  const parts = rewards.map((name) => ({ key: `reward_${name}_mean`, label: name, own: true }));
+  const specs = [
+    {
+      title: "Reward",
+      about: "mean of the step's samples",
+      wide: true,
+      height: 230,
+      ...NUMBERS,
+      lines: [{ key: "reward_mean", label: "reward" }],
+    },
+    {
+      title: "Held out",
+      about: "pass@k and reward of evaluations",
+      height: 230,
+      ...NUMBERS,
+      noSmooth: true,
+      lines: [],
+      extra: heldOut,
+      absent: "No evaluation yet: eval.every says how often.",
+    },
+    parts.length > 0 && { title: "Reward by part", about: "before weights", ...NUMBERS, lines: parts },
+    {
+      title: "Length",
+      about: "tokens of a completion",
+      ...NUMBERS,
+      lines: [
+        { key: "length_mean", label: "mean" },
+        { key: "length_max", label: "longest", own: true },
+      ],
+    },
+    {
+      title: "Cut off",
+      about: "share that met sampling.max_tokens",
+      format: percent,
+      axis: share,
+      lines: [{ key: "finish_length_share", label: "cut off" }],
+    },
+    {
+      title: "Entropy",
+      about: "of the policy, nats a token",
+      ...NUMBERS,
+      lines: [{ key: "entropy", label: "entropy" }],
+    },
+    {
+      title: "KL",
+      about: "to the weights that sampled, and to the reference",
+      ...NUMBERS,
+      lines: [
+        { key: "kl_behaviour", label: "behaviour" },
+        { key: "kl_reference", label: "reference", own: true },
+      ],
+    },
+    { title: "Gradient norm", about: "before clipping", ...NUMBERS, lines: [{ key: "grad_norm", label: "norm" }] },
+    { title: "Learning rate", about: "of the step", ...NUMBERS, noSmooth: true, lines: [{ key: "lr", label: "rate" }] },
+    { title: "Loss", about: "its value says little in RL", ...NUMBERS, lines: [{ key: "loss", label: "loss" }] },
+  ].filter((spec) => spec && (spec.extra || spec.lines.some((line) => has(line.key))));
+  const shown = new Set(specs.flatMap((spec) => spec.lines.map((line) => line.key)).concat("step"));
+  return [specs, metrics.filter((key) => !shown.has(key))];
+}
+
+const evaluations = new Map();
+
+function heldOut(lines, answers, x) {
+  answers.forEach((answer, which) => {
+    const all = evaluations.get(answer.of) ?? [],
+      prefix = answers.length > 1 ? `, ${answer.of}` : "";
+    const at = all.map((each) => placed(each.step, answer, x)),
+      ks = Object.keys(all.at(-1)?.pass_at ?? {});
+    const add = (label, y, edges = {}) =>
+      lines.push({
+        label: label + prefix,
+        x: at,
+        y,
+        ...edges,
+        points: true,
+        style: lineStyle(answers.length > 1 ? which : lines.length),
+      });
+    if (!all.length) return;
+    add(
+      "reward",
+      all.map((each) => each.reward_mean),
+      all.every((each) => each.interval)
+        ? { min: all.map((each) => each.interval[0]), max: all.map((each) => each.interval[1]) }
+        : {},
+    );
+    if (answers.length > 1) return; // runs are compared by their reward: with every k of each nothing could be told apart
+    for (const k of ks.slice(0, 4))
+      add(
+        `pass@${k}`,
+        all.map((each) => value(each.pass_at?.[k])),
+      );
+  });
+}
+
+const value = (given) =>
+  typeof given === "object" && given !== null ? (given.mean ?? given.value ?? null) : (given ?? null);
+
+/** Where a step stands on an axis of time or samples. */
+function placed(step, answer, x) {
+  if (x === "step") return step;
+  const at = answer.step.findIndex((each) => each >= step);
+  return at < 0 ? (answer.x.at(-1) ?? 0) : answer.x[at];
+}
+
+export function open(place) {
+  const keys = new Keys(place.run, {
+    onKeys: (told) => shown(told),
+    onError: (error) =>
+      put(
+        curves.notice,
+        trouble(error, () => keys.ask()),
+      ),
+  });
+  const controls = new CurveControls({
+    ...place,
+    onDraw: () => {
+      curves.draw();
+      others.draw();
+    },
+    onLoad: () => load(),
+  });
+  const options = {
+    settings: () => controls.settings(),
+    onZoom: (from, to) => controls.zoom(from, to),
+    onReset: () => controls.reset(),
+    derive: (answer, run) => ({ ...answer, of: run }),
+  };
+  const curves = new Curves({ ...options, onAnswer: (answers) => figures(answers[0]) }),
+    others = new Curves(options);
+  curves.needs = ["tokens_trained", "tokens_generated", "samples", "time_s"];
+  const tiles = h("dl", { class: "figures" }),
+    count = h("span", { class: "muted" });
+  const more = h(
+    "details",
+    { class: "section", ontoggle: () => more.open && showOthers() },
+    h("summary", {}, "Everything else it measures ", count),
+    others.notice,
+    others.element,
+  );
+  const element = h("div", {}, tiles, controls.element, curves.notice, curves.element, more);
+  let left = [];
+  more.hidden = true;
+  put(curves.notice, loading("Loading curves"));
+
+  async function evaluated() {
+    const { runs } = controls.settings();
+    await Promise.all(runs.map(async (run) => evaluations.set(run, await get([run, "evaluations"]))));
+  }
+
+  async function load() {
+    try {
+      await evaluated();
+      await Promise.all([curves.load(), more.open && others.load()]);
+    } catch (error) {
+      if (!isStale(error)) put(curves.notice, trouble(error, load));
+    }
+  }
+
+  async function shown(told) {
+    await evaluated();
+    const [specs, rest] = chosen(told);
+    left = rest;
+    more.hidden = left.length === 0;
+    put(count, `(${left.length})`);
+    await curves.choose(specs);
+    if (more.open) showOthers();
+  }
+
+  function showOthers() {
+    others.choose(
+      left.map((key) => ({ title: words(key), about: "", height: 130, ...NUMBERS, lines: [{ key, label: "value" }] })),
+    );
+  }
+
+  function figures(answer) {
+    const info = place.info() ?? {},
+      summary = info.summary,
+      zoomed = controls.settings().from !== null;
+    const of = (key) => answer.series[key]?.mean.filter((each) => each !== null) ?? [];
+    const sum = (key) => (of(key).length ? (of(key).reduce((a, b) => a + b, 0) / of(key).length) * answer.total : null);
+    const reward = of("reward_mean"),
+      trained = sum("tokens_trained"),
+      generated = sum("tokens_generated");
+    const held = evaluations.get(place.run) ?? [],
+      last = held.at(-1),
+      firstHeld = held[0];
+    const part = zoomed ? "in the part shown" : null;
+    const tile = (name, shown, note, about = note) =>
+      h("div", { title: about }, h("dt", {}, name), h("dd", {}, shown, h("small", {}, note ?? "")));
+    put(
+      tiles,
+      tile("Reward", number(reward.at(-1), 3), reward.length > 1 ? `from ${number(reward[0], 3)}` : null),
+      tile(
+        "Held out",
+        last ? percent(last.reward_mean) : "–",
+        last && firstHeld !== last ? `from ${percent(firstHeld.reward_mean)}` : null,
+        last?.interval ? `95 % interval ${percent(last.interval[0])} to ${percent(last.interval[1])}` : null,
+      ),
+      tile("Steps", whole(answer.total), part ?? (info.num_steps ? `of ${whole(info.num_steps)}` : null)),
+      tile("Samples", compact(sum("samples")), part),
+      tile("Tokens trained", compact(trained), generated ? `of ${compact(generated)} generated` : null),
+      tile("Goodput", generated ? percent(trained / generated) : "–", "trained of generated"),
+      tile(
+        "Time",
+        duration(summary && !zoomed ? summary.wall_s : sum("time_s")),
+        of("time_s").length ? `${duration(sum("time_s") / answer.total)} a step` : null,
+      ),
+    );
+  }
+
+  keys.ask();
+  return {
+    element,
+    live: (kind) => {
+      if (kind === "evaluation")
+        evaluated().then(
+          () => curves.draw(),
+          () => {},
+        );
+      if (kind === "run" && curves.answers) figures(curves.answers[0]);
+      if (kind === "step") {
+        keys.again();
+        curves.refresh();
+        if (more.open) others.refresh();
+      }
+    },
+    close: () => {
+      keys.close();
+      curves.destroy();
+      others.destroy();
+    },
+  };
+}
