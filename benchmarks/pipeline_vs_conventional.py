@@ -281,7 +281,7 @@ def _schedule(setting: Setting, config: Config) -> model.Schedule:
         group_size=pipeline.group_size,
         num_slots=buffer.num_slots,
         in_order=setting.streams is None,
-        max_ahead=parts.BATCHES_AHEAD * pipeline.groups_per_step,
+        max_ahead=pipeline.batches_ahead * pipeline.groups_per_step,
         steps_per_round=parts.make_pacing(config).steps_per_round,
         max_streams=config.engine.count * config.engine.max_num_seqs,
     )

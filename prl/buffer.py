@@ -20,6 +20,9 @@ With ``order="completion"`` groups are taken as they finish (the paper's mode). 
 the engines are to be full at all times: a group's slots are free as its streams end, not all of them when the longest
 has. No prompt is admitted while ``max_ahead`` groups or more run ahead of training, finished or in a step. The lag has
 no bound; it follows from how much is under way and is measured.
+
+Where the number of slots changes (``resize``), S is the most that there ever are, and the proof reads as it stands;
+while there are fewer, those admitted meanwhile are bounded by them.
 """
 
 from __future__ import annotations
@@ -75,6 +78,7 @@ class Buffer:
         self.num_slots, self._order, self._group_size = num_slots, order, group_size
         self._most = num_slots if max_ahead is None else max_ahead
         self._streams: dict[Ticket, int] = {}  # of the groups that run
+        self._num_streams = 0
         self._groups: dict[Ticket, Group | None] = {}  # admitted and not taken, in order of admission; None: running
         self._by_completion: dict[Ticket, None] = {}
         self._taken = self._admitted = self._dropped = self._trained = 0
@@ -87,23 +91,26 @@ class Buffer:
         self._admitted += 1
         self._groups[ticket] = None
         self._streams[ticket] = self._group_size
+        self._num_streams += self._group_size
         return ticket
 
     def stream_ended(self, ticket: Ticket) -> None:
         """One of the prompt's streams gives no more tokens; what follows, its scoring, needs no engine."""
         self._streams[ticket] -= 1
+        self._num_streams -= 1
         self._changed.set()
 
     def finish(self, ticket: Ticket, group: Group) -> None:
         """The prompt's group is complete and may be taken."""
         self._groups[ticket] = group
-        del self._streams[ticket]
+        self._num_streams -= self._streams.pop(ticket)
         self._by_completion[ticket] = None
         self._changed.set()
 
     def drop(self, ticket: Ticket) -> None:
         """The prompt ends without a group; its slot is free at once."""
-        del self._groups[ticket], self._streams[ticket]
+        del self._groups[ticket]
+        self._num_streams -= self._streams.pop(ticket)
         self._dropped += 1
         self._changed.set()
 
@@ -112,7 +119,7 @@ class Buffer:
         if count > self._most:
             msg = f"cannot take {count} groups from {self._most} slots"
             raise ValueError(msg)
-        await self._until(lambda: len(self._next(count)) == count)
+        await self._until(lambda: len(self._by_completion) >= count and len(self._next(count)) == count)
         batch = self._next(count)
         for ticket, _ in batch:
             del self._groups[ticket]
@@ -133,10 +140,11 @@ class Buffer:
     def resize(self, num_slots: int) -> None:
         """Have so many slots from now on; where more are held, none is free until enough were released.
 
-        With the order of admission the number is what the lag bound's proof rests on.
+        Raises:
+            ValueError: with the order of admission, more than it was made with: the lag bound's proof rests on that.
         """
-        if self._order == "admission":
-            msg = "the number of slots is the lag bound: it does not change"
+        if self._order == "admission" and num_slots > self._most:
+            msg = f"{self._most} slots are the lag bound: there cannot be {num_slots}"
             raise ValueError(msg)
         self.num_slots = num_slots
         self._changed.set()
@@ -152,7 +160,7 @@ class Buffer:
         """How the slots are used now, and counters since the start."""
         return BufferStatistics(
             num_slots=self.num_slots,
-            streams=sum(self._streams.values()),
+            streams=self._num_streams,
             running=len(self._groups) - len(self._by_completion),
             finished=len(self._by_completion),
             taken=self._taken,
@@ -164,7 +172,7 @@ class Buffer:
     def _has_room(self) -> bool:
         if self._order == "admission":
             return len(self._groups) + self._taken < self.num_slots
-        streams, ahead = sum(self._streams.values()), len(self._by_completion) + self._taken
+        streams, ahead = self._num_streams, len(self._by_completion) + self._taken
         return ahead < self._most and (streams + self._group_size <= self.num_slots or not streams)
 
     def _next(self, count: int) -> list[tuple[Ticket, Group]]:

@@ -68,6 +68,12 @@ def _pipeline(config: Config) -> Iterator[str]:
             f"pipeline.max_lag = {pipeline.max_lag} conflicts with pipeline.mode = 'conventional', whose lag is"
             f" steps_per_round - 1 = {pipeline.steps_per_round - 1}: remove max_lag"
         )
+    if pipeline.target_ess is not None and (pipeline.mode == "conventional" or pipeline.max_lag == 0):
+        fixed = "pipeline.mode = 'conventional'" if pipeline.mode == "conventional" else "pipeline.max_lag = 0"
+        yield (
+            f"pipeline.target_ess = {pipeline.target_ess:g} conflicts with {fixed}, where the lag is fixed and there is"
+            " nothing to move: remove target_ess, or set max_lag to the most that may be"
+        )
     if config.engine.num_engines and pipeline.group_size > capacity:
         yield (
             f"pipeline.group_size = {pipeline.group_size} is larger than what may be in flight: engines x"

@@ -24,7 +24,22 @@ from typing import Any, NoReturn
 from prl.errors import ConfigError, MissingExtraError
 
 BAD_INPUT, INTERRUPTED, CLOSED = 2, 130, 141
-_COMMANDS = ("run", "data", "eval", "doctor", "audit", "why", "watch", "view", "report", "engines", "score", "launch")
+_COMMANDS = (
+    "run",
+    "data",
+    "eval",
+    "doctor",
+    "audit",
+    "why",
+    "watch",
+    "view",
+    "report",
+    "engines",
+    "score",
+    "launch",
+    "simulate",
+    "plan",
+)
 """Modules of ``prl.commands``, in the order of ``prl --help``."""
 _THREADS_TIMEOUT_S = 2.0
 

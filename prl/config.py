@@ -21,6 +21,7 @@ from prl.config_environment import EnvironmentConfig, GatewayConfig
 from prl.config_eval import EvalConfig
 from prl.config_fields import Decay, NonNegative, NonNegativeFloat, Positive, PositiveFloat, Table
 from prl.config_lora import LoraConfig
+from prl.config_simulate import SimulateConfig
 from prl.config_trackers import TrackerConfig
 from prl.config_view import ViewConfig
 
@@ -57,6 +58,13 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
     max_lag: NonNegative | None = None
     """Hard bound on the lag of a sample's oldest token, in steps; 0 is synchronous; absent is the paper's mode, where
     the lag follows from how much the engines hold."""
+    target_ess: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Hold the effective sample size of a batch here: the groups (without ``max_lag``, the streams) under way are moved
+    between a synchronous run's and what ``max_lag`` (or the engines) allow, so that lag is spent where it costs little.
+    Absent: as many as are allowed are under way."""
+    batches_ahead: Positive = 2
+    """In the paper's mode, batches of groups that are ready or in a step when admission stops: 2 are one in the trainer
+    and the next one complete beside it. More keep the engines full where lengths come in waves, and age."""
     groups_per_step: Positive = 8
     """Prompts per optimiser step."""
     group_size: Positive = 8
@@ -261,6 +269,7 @@ class Config(Table, frozen=True, kw_only=True):
     view: ViewConfig = ViewConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     gateway: GatewayConfig = GatewayConfig()
+    simulate: SimulateConfig = SimulateConfig()
     rewards: list[RewardConfig] = field(default_factory=list)
     """At least one is needed to train, unless an environment gives rewards of its own: all of them are added."""
     trackers: list[TrackerConfig] = field(default_factory=list)

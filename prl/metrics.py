@@ -76,6 +76,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     train_tok_s: float
     trainer_busy: float
     engine_busy: float
+    in_flight: float = 0.0
+    """Streams that all engines had open together: a mean over the step."""
     wait_batch_s: float
     """The trainer waited this long for the batch."""
     pause_s: float
@@ -175,6 +177,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     wait_batch_s: float
     engine_busy: float
+    in_flight: float = 0.0
     tokens_generated: int
     loop_lag_ms: float
     eval_block_s: float = 0.0
@@ -187,8 +190,12 @@ class Meter:
     A lap runs from the end of one step to the end of the next, so that nothing the engines do in between is lost.
     """
 
-    def __init__(self, clock: Callable[[], float], engines: Callable[[], tuple[int, float]]) -> None:
-        """``engines`` returns tokens generated and busy seconds (a mean over engines) since the start of the run."""
+    def __init__(self, clock: Callable[[], float], engines: Callable[[], tuple[int, float, float]]) -> None:
+        """Begin a lap.
+
+        ``engines`` returns what they did since the start of the run: tokens generated, busy seconds (a mean over
+        engines), and seconds of all streams added up.
+        """
         self._clock, self._engines = clock, engines
         self.loop_lag_s = 0.0
         self.wait_batch_s = 0.0
@@ -198,17 +205,18 @@ class Meter:
 
     def restart(self) -> None:
         """Begin a lap here."""
-        self._started_at, (self._tokens, self._busy_s) = self._clock(), self._engines()
+        self._started_at, (self._tokens, self._busy_s, self._stream_s) = self._clock(), self._engines()
         self.loop_lag_s = self.wait_batch_s = self.eval_block_s = 0.0
         self.evals_incomplete = 0
 
     def lap(self) -> Timing:
         """End the lap, begin the next, and say where the time went."""
-        elapsed_s, (tokens, busy_s) = max(self._clock() - self._started_at, 1e-9), self._engines()
+        elapsed_s, (tokens, busy_s, stream_s) = max(self._clock() - self._started_at, 1e-9), self._engines()
         timing = Timing(
             step_s=elapsed_s,
             wait_batch_s=self.wait_batch_s,
             engine_busy=min(1.0, max(0.0, busy_s - self._busy_s) / elapsed_s),
+            in_flight=(stream_s - self._stream_s) / elapsed_s,
             tokens_generated=tokens - self._tokens,
             loop_lag_ms=1000 * self.loop_lag_s,
             eval_block_s=self.eval_block_s,
@@ -273,6 +281,7 @@ def step_report(
         train_tok_s=trained.tokens_trained / timing.step_s,
         trainer_busy=min(1.0, trained.train_s / timing.step_s),
         engine_busy=timing.engine_busy,
+        in_flight=timing.in_flight,
         wait_batch_s=timing.wait_batch_s,
         pause_s=pushed.pause_s if pushed else 0.0,
         publish_s=pushed.publish_s if pushed else 0.0,

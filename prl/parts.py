@@ -29,9 +29,11 @@ from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
+from prl.governor import Governor
 from prl.ledger import Played, Sampled
 from prl.log import get_logger
 from prl.memory import gpu_memory
+from prl.metrics import StepReport
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer
 from prl.rollout import Play, Rollout
@@ -44,9 +46,6 @@ from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.15
 """Accepted difference of log-probabilities between engine and trainer: the largest in float32, else the mean."""
-BATCHES_AHEAD = 2
-"""In the paper's mode, batches of groups that are ready or in a step when admission stops: one in the trainer, and the
-next one complete beside it. More of them would only age."""
 
 log = get_logger(__name__)
 EngineKind = Literal["vllm", "transformers", "server", "simulated"]
@@ -199,8 +198,29 @@ def make_buffer(config: Config) -> Buffer:
         num_streams(config, engine.num_engines),
         order="completion",
         group_size=pipeline.group_size,
-        max_ahead=BATCHES_AHEAD * pipeline.groups_per_step,
+        max_ahead=pipeline.batches_ahead * pipeline.groups_per_step,
     )
+
+
+def make_governor(config: Config) -> Governor | None:
+    """What holds ``pipeline.target_ess``; None where nothing is to be held."""
+    pipeline = config.pipeline
+    if pipeline.target_ess is None:
+        return None
+    if pipeline.max_lag is not None:
+        batch, most = pipeline.groups_per_step, pipeline.groups_per_step * (pipeline.max_lag + 1)
+        return Governor(target=pipeline.target_ess, least=batch + 1, most=most, synchronous=batch, start=2 * batch)
+    most = num_streams(config, config.engine.num_engines)
+    least = min(most, max(pipeline.group_size, pipeline.groups_per_step * pipeline.group_size))
+    return Governor(target=pipeline.target_ess, least=least, most=most, synchronous=0)
+
+
+def slots_after(config: Config, governor: Governor | None, report: StepReport, num_engines: int) -> int | None:
+    """The slots that there are to be after a step; None where their number is fixed."""
+    if governor is not None:
+        slots = governor.observe(report.ess, report.lag_max)
+        return slots if has_bound(config) else min(slots, num_streams(config, num_engines))
+    return None if has_bound(config) else num_streams(config, num_engines)
 
 
 def num_streams(config: Config, num_engines: int) -> int:
@@ -209,7 +229,7 @@ def num_streams(config: Config, num_engines: int) -> int:
 
 
 def has_bound(config: Config) -> bool:
-    """Whether the number of slots is fixed; it follows the engines otherwise."""
+    """Whether the number of slots is bounded by the lag; it follows the engines otherwise."""
     return config.pipeline.mode == "conventional" or config.pipeline.max_lag is not None
 
 

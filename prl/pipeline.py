@@ -96,6 +96,7 @@ class Pipeline:
         self._resume, self._console, self._on_page = resume, console, on_page
         self._overview = Overview(config, self.run_dir, on_stage)
         self._record = RunRecord(config, self.run_dir)
+        self._governor = parts.make_governor(config)
         self._trackers, self._figures = Feed(config, self.run_dir), Figures()
         self._failure = FirstFailure()
         self._assembly = Assembly(
@@ -141,6 +142,8 @@ class Pipeline:
             self._record.totals.eval_before = (await self.evaluate()).reward_mean
         self._stack.enter_context(frozen_heap())
         await self._loops.enter_async_context(running(self._record.journal.run(self._failure)))
+        if self._governor is not None:
+            controller.resize(self._governor.slots)
         await self._loops.enter_async_context(running(controller.run()))
         controller.reporter.meter.restart()
         step = controller.step_number
@@ -207,8 +210,9 @@ class Pipeline:
         with self._overview.doing(f"step {controller.step_number + 1}", aside=True):
             step = await controller.step()
             evaluator.pushed(sync.version)
-            if not parts.has_bound(self.config):
-                controller.resize(parts.num_streams(self.config, fleet.engines.num_engines))
+            slots = parts.slots_after(self.config, self._governor, step.report, fleet.engines.num_engines)
+            if slots is not None:
+                controller.resize(slots)
             with self._failure.interrupts():
                 self._figures.add(step.report)
                 await self._record.step(step)

@@ -114,6 +114,6 @@ class Reporter:
         self._drops_before = Counter(self._rollout.members_dropped)
         return dict(drops)
 
-    def _engine_counters(self) -> tuple[int, float]:
+    def _engine_counters(self) -> tuple[int, float, float]:
         statistics = self._engines.statistics()
-        return statistics.tokens_generated, statistics.busy_s
+        return statistics.tokens_generated, statistics.busy_s, statistics.stream_s

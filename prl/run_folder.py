@@ -7,6 +7,7 @@
     evaluations.jsonl   one object an evaluation         journal/          what became of every prompt (journal.py)
     timeline.jsonl   what each part did, and when        gauges.jsonl      how full it was, each second (chronicle.py)
     versions.json    software and devices                lock              who writes here (claim.py)
+    view.json        where its page is, meanwhile        index/            of the samples, for the page (view/)
 
 Lines of steps that a resumed run repeats are cut from the files first, so a step never stands there twice. JSON numbers
 are finite; what is not is written as null.

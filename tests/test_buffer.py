@@ -195,3 +195,18 @@ async def simulate(
             buffer.release(groups_per_step)
         admitting.cancel()
     return lags, trained, dropped
+
+
+async def test_fewer_slots_are_a_lower_bound_and_more_than_the_lag_allows_are_refused() -> None:
+    """With the order of admission the number may fall and rise again, up to what the buffer was made with."""
+    buffer = Buffer(4)
+    buffer.resize(2)
+    for _ in range(2):
+        await buffer.admit()
+    async with asyncio.TaskGroup() as tasks:
+        third = tasks.create_task(buffer.admit())
+        assert not await is_ready(third)
+        buffer.resize(4)
+    assert third.result() == 2
+    with pytest.raises(ValueError, match="4 slots are the lag bound: there cannot be 5"):
+        buffer.resize(5)

@@ -34,6 +34,14 @@ def test_the_defaults_agree_with_each_other() -> None:
 @pytest.mark.parametrize(
     ("changes", "keys"),
     [
+        (
+            {"pipeline": {"mode": "conventional", "target_ess": 0.9}},
+            ["pipeline.target_ess = 0.9", "pipeline.mode = 'conventional'"],
+        ),
+        (
+            {"pipeline": {"max_lag": 0, "target_ess": 0.9}},
+            ["pipeline.target_ess = 0.9", "pipeline.max_lag = 0", "set max_lag to the most"],
+        ),
         ({"pipeline": {"mode": "conventional", "max_lag": 3}}, ["pipeline.max_lag = 3", "steps_per_round"]),
         (
             {"pipeline": {"group_size": 9}, "engine": {"count": 2, "max_num_seqs": 4}},

@@ -41,6 +41,7 @@ TIMING = Timing(
     step_s=6.0,
     wait_batch_s=1.0,
     engine_busy=0.75,
+    in_flight=48.5,
     tokens_generated=1200,
     loop_lag_ms=4.0,
     eval_block_s=0.125,
@@ -176,6 +177,7 @@ def test_a_report_by_hand() -> None:
         "train_tok_s": 100.0,
         "trainer_busy": 0.5,
         "engine_busy": 0.75,
+        "in_flight": 48.5,
         "wait_batch_s": 1.0,
         "pause_s": 0.5,
         "publish_s": 0.25,
@@ -224,7 +226,7 @@ def test_the_keys_of_a_line() -> None:
             "lr",
         ),
         *("length_mean", "length_max", "finish_length_share"),
-        *("gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "wait_batch_s", "pause_s"),
+        *("gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "in_flight", "wait_batch_s", "pause_s"),
         *("publish_s", "eval_block_s", "evals_incomplete"),
         *("streams_moved", "streams_handed_over", "engine_restarts", "trainer_restarts", "reward_retries"),
         "loop_lag_ms",
@@ -273,17 +275,18 @@ class Clock:
     """Time and engines by hand."""
 
     def __init__(self) -> None:
-        self.now, self.tokens, self.busy_s = 100.0, 5000, 70.0
+        self.now, self.tokens, self.busy_s, self.stream_s = 100.0, 5000, 70.0, 300.0
 
-    def pass_time(self, seconds: float, *, tokens: int = 0, busy_s: float = 0.0) -> None:
+    def pass_time(self, seconds: float, *, tokens: int = 0, busy_s: float = 0.0, streams: int = 0) -> None:
         """Let time go by, with what the engines did."""
         self.now += seconds
         self.tokens += tokens
         self.busy_s += busy_s
+        self.stream_s += streams * seconds
 
     def meter(self) -> Meter:
         """A meter on this clock."""
-        return Meter(lambda: self.now, lambda: (self.tokens, self.busy_s))
+        return Meter(lambda: self.now, lambda: (self.tokens, self.busy_s, self.stream_s))
 
 
 def test_a_lap_is_what_happened_since_the_last() -> None:
@@ -295,6 +298,16 @@ def test_a_lap_is_what_happened_since_the_last() -> None:
     clock.pass_time(1, tokens=4)
     clock.pass_time(3, tokens=2, busy_s=3)
     assert meter.lap() == Timing(step_s=4, wait_batch_s=0, engine_busy=0.75, tokens_generated=6, loop_lag_ms=0)
+
+
+def test_what_was_in_flight_is_a_mean_over_the_time_of_the_lap() -> None:
+    """The streams of all engines together: 8 for a second and none for three are 2."""
+    clock = Clock()
+    meter = clock.meter()
+    clock.pass_time(1, streams=8)
+    clock.pass_time(3)
+    assert meter.lap().in_flight == 2
+    assert meter.lap().in_flight == 0
 
 
 def test_waits_and_lags_belong_to_their_lap() -> None:

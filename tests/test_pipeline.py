@@ -96,7 +96,7 @@ async def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     keys = (
         "step version time_s reward_mean reward_std samples tokens_generated tokens_trained lag_max lag_mean ess"
         " kl_behaviour clip_frac entropy loss grad_norm lr length_mean gen_tok_s train_tok_s trainer_busy engine_busy"
-        " wait_batch_s pause_s publish_s streams_moved engine_restarts trainer_restarts loop_lag_ms"
+        " in_flight wait_batch_s pause_s publish_s streams_moved engine_restarts trainer_restarts loop_lag_ms"
     )
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert all(set(keys.split()) <= set(line) for line in metrics)

@@ -69,7 +69,8 @@ class TokenDeadlines:
         """The engines go on, and every wait has the whole limit again."""
         self._stopped = False
         self._started_at = asyncio.get_running_loop().time()
-        self._set_timer()
+        if self._waits:  # of all of them the time runs from now, so there is no earliest to look for
+            self._timer = asyncio.get_running_loop().call_at(self._started_at + self.limit_s, self._expire)
 
     def begin(self, wait: Wait) -> None:
         """The running task is about to wait; if it is late it will be cancelled."""

@@ -130,6 +130,7 @@ class HostedEngine:
             running=len(self._streams),
             tokens_generated=self._meter.num_tokens,
             busy_s=self._meter.busy_s(),
+            stream_s=self._meter.stream_s(),
             paused=self._held,
             dead=self._link.reason is not None,
         )

@@ -14,11 +14,12 @@ class Meter:
         self._busy_since: float | None = None
         self._num_streams = 0
         self._paused = False
-        self._moved_at = 0.0
+        self._moved_at = self._changed_at = self._stream_s = 0.0
 
     def update(self, *, num_streams: int | None = None, paused: bool | None = None) -> None:
         """Say what changed."""
-        busy_s, now = self.busy_s(), _now()
+        busy_s, self._stream_s, now = self.busy_s(), self.stream_s(), _now()
+        self._changed_at = now
         self._num_streams = self._num_streams if num_streams is None else num_streams
         self._paused = self._paused if paused is None else paused
         was_busy, is_busy = self._busy_since is not None, self._num_streams > 0 and not self._paused
@@ -39,6 +40,10 @@ class Meter:
     def busy_s(self) -> float:
         """Seconds with at least one open stream and not paused."""
         return self._busy_s + (0.0 if self._busy_since is None else _now() - self._busy_since)
+
+    def stream_s(self) -> float:
+        """The streams of every such second, added up."""
+        return self._stream_s + (0.0 if self._busy_since is None else (_now() - self._changed_at) * self._num_streams)
 
 
 def _now() -> float:

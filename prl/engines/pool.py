@@ -54,6 +54,8 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_generated: int
     busy_s: float
     """Mean over the engines of the seconds with at least one open stream and not paused (``tally.py``)."""
+    stream_s: float
+    """Seconds of all streams added up, of all engines."""
     busy_fraction: float
     """``busy_s`` over the seconds since the pool was opened."""
     paused: bool
@@ -235,6 +237,7 @@ class EnginePool:
             waiting=self._num_waiting,
             tokens_generated=tokens_generated,
             busy_s=busy_s,
+            stream_s=self.seats.tally.stream_s(),
             busy_fraction=busy_s / open_s if open_s > 0 else 0.0,
             paused=not self._gate.is_set(),
             dead=[seat.engine.name for seat in self.seats.all if not seat.serves],
@@ -307,6 +310,11 @@ class EnginePool:
         """Count a stream on an engine, as soon as one serves."""
         while True:
             await self._pass_gate()
+            if known := self.seats.known_to_serve():
+                seat = self.seats.at(self._placement.place(group, known))
+                if seat.serves:
+                    return seat
+                self._placement.leave(group, seat.index)
             if usable := self.seats.serving():
                 seat = self.seats.at(self._placement.place(group, usable))
                 seat.lane.streams(self._placement.running[seat.index])

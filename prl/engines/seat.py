@@ -80,7 +80,7 @@ class Seat:
         self.num_restarts = 0
         self.stays_empty = False
         """Whether nobody is started here any more."""
-        self._num_tokens_before, self._busy_s_before = 0, 0.0
+        self._num_tokens_before, self._busy_s_before, self._stream_s_before = 0, 0.0, 0.0
 
     @property
     def is_there(self) -> bool:
@@ -114,6 +114,7 @@ class Seat:
             now,
             tokens_generated=self._num_tokens_before + now.tokens_generated,
             busy_s=self._busy_s_before + now.busy_s,
+            stream_s=self._stream_s_before + now.stream_s,
         )
 
     def status(self, num_streams: int) -> EngineStatus:
@@ -141,5 +142,6 @@ class Seat:
         """Another engine sits here from now on."""
         total = self.statistics()
         self._num_tokens_before, self._busy_s_before = total.tokens_generated, total.busy_s
+        self._stream_s_before = total.stream_s
         self.engine = engine
         self.given_up.clear()

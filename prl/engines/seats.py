@@ -109,6 +109,10 @@ class Seats:
         """Where streams may be placed."""
         return [seat.index for seat in self.all if seat.serves]
 
+    def known_to_serve(self) -> list[int]:
+        """The same as far as was told: one may have died since. Every stream would pay for asking all engines."""
+        return [seat.index for seat in self.all if seat.state == "serving" and not seat.is_leaving]
+
     def at(self, index: int) -> Seat:
         """The seat with this index."""
         return next(seat for seat in self.all if seat.index == index)

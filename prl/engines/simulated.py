@@ -146,6 +146,7 @@ class SimulatedEngine:
             running=len(self._running) + len(self._waiting),
             tokens_generated=self._meter.num_tokens,
             busy_s=self._meter.busy_s(),
+            stream_s=self._meter.stream_s(),
             paused=self._paused,
             dead=self._death is not None,
         )

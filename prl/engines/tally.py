@@ -1,8 +1,8 @@
 """What engines that come and go have done together.
 
-Invariant: neither number falls, and neither jumps, when an engine comes or goes. Tokens are those of all that ever
-counted. The busy time is the mean over the engines that count *while* they do: the sum over every span between two
-changes of the mean of that span, so that its growth over any time is a share of it, 0 to 1.
+Invariant: no number falls, and none jumps, when an engine comes or goes. Tokens, and the seconds of all streams, are
+those of all that ever counted. The busy time is the mean over the engines that count *while* they do: the sum over
+every span between two changes of the mean of that span, so that its growth over any time is a share of it, 0 to 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Tally:
 
     def __init__(self, snapshot: Callable[[], Sequence[EngineStatistics]]) -> None:
         self._snapshot = snapshot
-        self._tokens, self._busy_s = 0, 0.0
+        self._tokens, self._busy_s, self._stream_s = 0, 0.0, 0.0
 
     def totals(self) -> tuple[int, float]:
         """Tokens generated, and busy seconds as a mean over the engines."""
@@ -26,11 +26,16 @@ class Tally:
         busy_s = sum(each.busy_s for each in now) / max(1, len(now))
         return self._tokens + sum(each.tokens_generated for each in now), self._busy_s + busy_s
 
+    def stream_s(self) -> float:
+        """Seconds of all streams added up, of all engines."""
+        return self._stream_s + sum(each.stream_s for each in self._snapshot())
+
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Which engines count changes in here; the totals do not."""
-        tokens, busy_s = self.totals()
+        (tokens, busy_s), stream_s = self.totals(), self.stream_s()
         yield
         tokens_after, busy_s_after = self.totals()
+        self._stream_s += stream_s - self.stream_s()
         self._tokens += tokens - tokens_after
         self._busy_s += busy_s - busy_s_after

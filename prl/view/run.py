@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from prl.errors import PrlError
+from prl.errors import PrlError, RefusedError
 from prl.view.columns import Columns
 from prl.view.evaluations import Evaluations
 from prl.view.events import Events
@@ -87,7 +87,8 @@ class Reader:
         try:
             done = False
             while not done and not self._is_closed:
-                with self._lock:
+                with self._lock, suppress(RefusedError):  # which the next who asks is told
+                    done = True
                     done = self.file.advance(_SLICE_S)
         finally:
             self._is_behind = False

@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from prl.errors import RefusedError
 from prl.view.files import ChangedError, Line, Tail, read_at
 from prl.view.index_file import connect
 from prl.view.sample_rows import SCHEMA, Rows, last_group
@@ -64,7 +65,11 @@ class Samples:
         return self._tail.num_too_long + self._malformed
 
     def advance(self, seconds: float) -> bool:
-        """Index for about so long; whether all is in it."""
+        """Index for about so long; whether all is in it.
+
+        Raises:
+            RefusedError: the index cannot be written, for want of room for one.
+        """
         ends_at = time.monotonic() + seconds
         with self.lock:
             try:
@@ -72,9 +77,10 @@ class Samples:
                     if time.monotonic() >= ends_at:
                         return False
             except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) and "lock" in str(error):
-                    return False  # another process is at it
-                self._start_over()
+                if not isinstance(error, sqlite3.OperationalError):
+                    self._start_over()
+                elif "lock" not in str(error):  # or another process is at it
+                    raise RefusedError(f"the index of the samples cannot be written: {error}") from error
                 return False
         return True
 

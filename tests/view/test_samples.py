@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from prl.errors import NotFoundError
+from prl.errors import NotFoundError, RefusedError
 from prl.view import browse, index_file
 from prl.view.browse import Wanted
 from prl.view.samples import Samples
@@ -172,6 +172,21 @@ def test_a_damaged_index_is_made_anew(tmp_path: Path) -> None:
     other.execute("PRAGMA user_version = 5")
     other.close()
     assert prompts(indexed(tmp_path, line(1, 3, 0.0))) == [3]
+
+
+def test_a_disk_that_is_full_is_said_and_waited_for(tmp_path: Path) -> None:
+    """Nothing is made anew for it, and with room again the index goes on where it was."""
+    samples = indexed(tmp_path, line(1, 1, 0.0))
+    pages = samples.database.execute("PRAGMA page_count").fetchone()[0]
+    samples.database.execute(f"PRAGMA max_page_count = {pages}")
+    with samples.path.open("ab") as file:
+        file.write(encoded(*(line(2, number, 0.0, f"text{number} " * 40) for number in range(200))))
+    with pytest.raises(RefusedError, match="cannot be written: database or disk is full"):
+        samples.advance(10)
+    assert prompts(samples) == [1]
+    samples.database.execute("PRAGMA max_page_count = 100000")
+    assert samples.advance(10)
+    assert browse.groups(samples, Wanted())["total"] == 201
 
 
 def test_no_link_of_a_folder_leads_the_index_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

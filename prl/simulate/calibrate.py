@@ -1,0 +1,182 @@
+"""What a run folder says of its machine: how long decode steps, training and updates take there.
+
+Invariants:
+
+- Nothing is assumed of the machine but the form of its costs: ``base + h * per_sequence`` seconds for a decode step of
+  h sequences, ``fixed + tokens * token_s / ranks`` for an optimiser step. Both are fitted to ``metrics.jsonl`` without
+  its first quarter; what varies too little there to be told apart is divided by a stated rule.
+- The costs are those of each stage alone. Where engines and ranks share the machine, what they were slowed down by each
+  other is taken out first, and simulating the run with what is left must give the step time that the run had: one
+  factor on all costs makes it so.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from prl.config import Config
+from prl.errors import ConfigError
+from prl.settings import load_config
+from prl.simulate.costs import Measured, costs_of
+from prl.simulate.report import report_of
+from prl.simulate.run import simulate
+
+T = TypeVar("T", bound=msgspec.Struct)
+TOO_ALIKE = 0.05
+"""Where what a cost depends on varies by less (standard deviation / mean), its two parts cannot be told apart."""
+NUM_SCALINGS = 3
+SIMULATED_STEPS = 60
+
+
+class _Line(msgspec.Struct, frozen=True):
+    """What is read of a line of ``metrics.jsonl``."""
+
+    step: int
+    time_s: float
+    samples: int
+    tokens_generated: int
+    tokens_trained: int
+    trainer_busy: float
+    engine_busy: float
+    wait_batch_s: float
+    pause_s: float
+    in_flight: float = 0.0
+
+
+class _Sample(msgspec.Struct, frozen=True):
+    """What is read of a line of ``samples.jsonl``."""
+
+    step: int
+    prompt_id: int
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+
+
+def measured_for(config: Config) -> Measured | None:
+    """What ``simulate.run`` says, if it names a run folder. Raises ConfigError as ``measured_in`` does."""
+    simulate_ = config.simulate
+    return measured_in(Path(simulate_.run), simulate_.num_accelerators) if simulate_.run else None
+
+
+def measured_in(run: Path, num_accelerators: int | None) -> Measured:
+    """Read and fit.
+
+    Args:
+        run: a run folder of at least eight steps.
+        num_accelerators: that engines and ranks shared there; None where each had its own.
+
+    Raises:
+        ConfigError: the folder lacks something, or too few steps.
+    """
+    config = load_config(run / "config.toml")
+    lines, samples = _read(run / "metrics.jsonl", _Line), _read(run / "samples.jsonl", _Sample)
+    lines = [line for line in lines[len(lines) // 4 :] if line.in_flight > 0]
+    if len(lines) < 6:  # noqa: PLR2004 -- fewer say nothing of how they differ
+        raise ConfigError(
+            f"simulate.run = {str(run)!r} has {len(lines)} usable steps after its first quarter: 6 are the least, of a"
+            " run whose metrics.jsonl has in_flight"
+        )
+    groups: dict[int, list[float]] = {}
+    for sample in samples:
+        groups.setdefault(sample.prompt_id, []).append(float(len(sample.token_ids)))
+    prompt_tokens = round(statistics.fmean(len(sample.prompt_token_ids) for sample in samples))
+    shared = msgspec.structs.replace(
+        config, simulate=msgspec.structs.replace(config.simulate, run="", num_accelerators=num_accelerators)
+    )
+    measured = _fit(shared, lines, prompt_tokens, list(groups.values()))
+    return _scaled(shared, measured, _step_s(config, lines))
+
+
+def _read(path: Path, kind: type[T]) -> list[T]:
+    try:
+        return [msgspec.json.decode(line, type=kind) for line in path.read_bytes().splitlines()]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"simulate.run: {path} is not what a run writes: {error}") from error
+
+
+def _step_s(config: Config, lines: Sequence[_Line]) -> float:
+    """Mean time of a step; of whole rounds where there are rounds."""
+    size = config.pipeline.steps_per_round if config.pipeline.mode == "conventional" else 1
+    whole = lines[len(lines) % size :] or lines
+    return statistics.fmean(line.time_s for line in whole)
+
+
+def _fit(config: Config, lines: Sequence[_Line], prompt_tokens: int, groups: list[list[float]]) -> Measured:
+    engines, ranks = config.engine.count, config.trainer.num_ranks
+    decode: list[tuple[float, float]] = []
+    training: list[tuple[float, float]] = []
+    for line in lines:
+        engine_share, trainer_share = _alone(config, line)
+        decode_s, train_s = line.engine_busy * line.time_s, line.trainer_busy * line.time_s
+        if line.tokens_generated and decode_s > 0:
+            streams = min(config.engine.max_num_seqs, line.in_flight * line.time_s / decode_s / engines)
+            decode.append((1 / streams, decode_s * engine_share * engines / line.tokens_generated))
+        tokens = (line.tokens_trained + line.samples * prompt_tokens) / ranks
+        training.append((tokens, train_s * trainer_share))
+    base_s, per_sequence_s = _line_through(decode, shared_equally=True)
+    token_s, fixed_s = _line_through(training, shared_equally=False)
+    between_s = [max(0.0, line.time_s * (1 - line.trainer_busy) - line.wait_batch_s - line.pause_s) for line in lines]
+    return Measured(
+        groups=groups,
+        prompt_tokens=prompt_tokens,
+        base_s=max(base_s, 1e-9),
+        per_sequence_s=per_sequence_s,
+        train_token_s=max(token_s, 1e-12),
+        train_fixed_s=fixed_s + statistics.fmean(between_s),
+        update_s=statistics.fmean(line.pause_s for line in lines),
+    )
+
+
+def _alone(config: Config, line: _Line) -> tuple[float, float]:
+    """What decoding and training took alone, as parts of what they took together."""
+    num, engines, ranks = config.simulate.num_accelerators, config.engine.count, config.trainer.num_ranks
+    if num is None:
+        return 1.0, 1.0
+    decoding, training = max(1e-9, line.engine_busy), max(1e-9, line.trainer_busy)
+    both = min(max(decoding * training, decoding + training - 1), decoding, training)
+    together = min(1.0, num / (engines * config.engine.tensor_parallel_size + ranks))
+    apart = min(1.0, num / (engines * config.engine.tensor_parallel_size)), min(1.0, num / ranks)
+    return (
+        (both * together + (decoding - both) * apart[0]) / decoding,
+        (both * together + (training - both) * apart[1]) / training,
+    )
+
+
+def _line_through(points: Sequence[tuple[float, float]], *, shared_equally: bool) -> tuple[float, float]:
+    """Slope and offset, neither below 0, of the line nearest to the points (least squares).
+
+    Where the points lie too close together for that, slope and offset explain half each, or the slope all of it.
+    """
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    x_mean, y_mean = statistics.fmean(xs), statistics.fmean(ys)
+    spread = statistics.pstdev(xs)
+    if spread <= TOO_ALIKE * x_mean:
+        part = 0.5 if shared_equally else 1.0
+        return part * y_mean / x_mean, (1 - part) * y_mean
+    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / sum((x - x_mean) ** 2 for x in xs)
+    slope = min(max(slope, 0.0), y_mean / x_mean)
+    return slope, y_mean - slope * x_mean
+
+
+def _scaled(config: Config, measured: Measured, step_s: float) -> Measured:
+    """With one factor on all costs, so that the run's own setting takes as long as it took."""
+    size = config.pipeline.steps_per_round if config.pipeline.mode == "conventional" else 1
+    num_steps = max(SIMULATED_STEPS // size, 2) * size
+    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, num_steps=num_steps))
+    for _ in range(NUM_SCALINGS):
+        costs = costs_of(config, measured)
+        factor = step_s / report_of(config, costs, simulate(config, costs)).step_s
+        measured = msgspec.structs.replace(
+            measured,
+            base_s=measured.base_s * factor,
+            per_sequence_s=measured.per_sequence_s * factor,
+            train_token_s=measured.train_token_s * factor,
+            train_fixed_s=measured.train_fixed_s * factor,
+            update_s=measured.update_s * factor,
+        )
+    return measured
