@@ -20,6 +20,7 @@ from prl.config_environment import SINGLE_TURN
 from prl.errors import ConfigError
 from prl.hidden import without_secrets
 from prl.network import is_loopback
+from prl.servers import address_problem, same_form
 from prl.trainer.launch import TOKEN, split_address
 
 
@@ -34,6 +35,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
         *_run(config),
         *_pipeline(config),
         *_engine(config),
+        *_servers(config),
         *_trainer(config),
         *_lora(config),
         *_listen(config, environment),
@@ -50,7 +52,7 @@ def cross_check(config: Config, environment: Mapping[str, str] = os.environ) -> 
 
 def sequences_in_flight(config: Config) -> int:
     """Most streams that all engines run at once."""
-    return config.engine.count * config.engine.max_num_seqs
+    return config.engine.num_engines * config.engine.max_num_seqs
 
 
 def _run(config: Config) -> Iterator[str]:
@@ -72,10 +74,10 @@ def _pipeline(config: Config) -> Iterator[str]:
             f"pipeline.target_ess = {pipeline.target_ess:g} conflicts with {fixed}, where the lag is fixed and there is"
             " nothing to move: remove target_ess, or set max_lag to the most that may be"
         )
-    if pipeline.group_size > capacity:
+    if config.engine.num_engines and pipeline.group_size > capacity:
         yield (
-            f"pipeline.group_size = {pipeline.group_size} is larger than what may be in flight: engine.count x"
-            f" engine.max_num_seqs = {config.engine.count} x {config.engine.max_num_seqs} = {capacity};"
+            f"pipeline.group_size = {pipeline.group_size} is larger than what may be in flight: engines x"
+            f" engine.max_num_seqs = {config.engine.num_engines} x {config.engine.max_num_seqs} = {capacity};"
             " raise engine.max_num_seqs"
         )
     batch = pipeline.groups_per_step * pipeline.group_size
@@ -103,6 +105,20 @@ def _engine(config: Config) -> Iterator[str]:
             f"engine.kind = {engine.kind!r} conflicts with trainer.kind = {config.trainer.kind!r}:"
             " simulate both or neither"
         )
+
+
+def _servers(config: Config) -> Iterator[str]:
+    engine = config.engine
+    for address in engine.servers:
+        if (problem := address_problem(address)) is not None:
+            yield f"engine.servers: {problem}"
+    forms = [same_form(address) for address in engine.servers]
+    for address in sorted({form for form in forms if forms.count(form) > 1}):
+        yield f"engine.servers names {address} twice: one address is one engine, whatever is behind it"
+    if engine.kind == "server" and not engine.servers:
+        yield 'engine.kind = "server" needs engine.servers, such as ["http://host:8000"]; docs/servers.md'
+    if engine.kind == "simulated" and engine.servers:
+        yield "engine.servers conflicts with engine.kind = 'simulated': simulate all engines or none"
 
 
 def _trainer(config: Config) -> Iterator[str]:

@@ -80,10 +80,17 @@ class PipelineConfig(Table, frozen=True, kw_only=True):
 class EngineConfig(Table, frozen=True, kw_only=True):
     """``[engine]``: what samples."""
 
-    kind: Literal["auto", "vllm", "transformers", "simulated"] = "auto"
-    """``auto`` takes vLLM where it is installed and transformers' continuous batching elsewhere, and says which."""
+    kind: Literal["auto", "vllm", "transformers", "server", "simulated"] = "auto"
+    """``auto`` takes vLLM where it is installed and transformers' continuous batching elsewhere, and says which.
+    ``server`` starts none here: all are ``servers``."""
     count: Positive = 1
-    """Number of engines, each with GPUs of its own, or with cores of its own where there are enough."""
+    """Number of engines started here, each with GPUs of its own, or with cores of its own where there are enough; not
+    read where ``kind = "server"``."""
+    servers: list[str] = field(default_factory=list)
+    """Addresses of ``vllm serve`` processes, such as ``http://host:8000``: each is one engine more, beside those that
+    are started here, with ``max_num_seqs`` streams. ``docs/servers.md`` says how they are started."""
+    api_key_env: str | None = None
+    """The environment variable that holds the API key of ``servers``; absent: they want none."""
     dtype: Dtype = "float32"
     """Type the engine holds and computes in."""
     max_num_seqs: Positive = 64
@@ -114,6 +121,16 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     """How long the run waits for engines that are started again, the time in which the trainer is not counted."""
     token_timeout_s: PositiveFloat = 60.0
     """Longest wait for the next token of an open stream while the engine is not paused."""
+
+    @property
+    def num_local(self) -> int:
+        """Engines that are started here."""
+        return 0 if self.kind == "server" else self.count
+
+    @property
+    def num_engines(self) -> int:
+        """All engines that the run begins with."""
+        return self.num_local + len(self.servers)
 
 
 class SamplingConfig(Table, frozen=True, kw_only=True):
@@ -176,12 +193,20 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     step_timeout_s: PositiveFloat = 600.0
     """Deadline of one training step, and of one save or export."""
 
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks that are started here."""
+        return 0 if self.launch == "external" else self.num_ranks
+
 
 class WeightsConfig(Table, frozen=True, kw_only=True):
     """``[weights]``: how a new version travels into the engines."""
 
     transport: Literal["auto", "gloo", "nccl"] = "auto"
     """``auto`` takes nccl where trainer and engines are on CUDA, and gloo elsewhere or where adapters travel alone."""
+    host: str | None = None
+    """Where trainer and engines meet: an address of rank 0's host that every server reaches. Absent: loopback where all
+    are on one machine, else the address of rank 0's host on its way to the first server that is on another."""
     timeout_s: PositiveFloat = 60.0
     """Deadline of one whole update, verification included."""
     verify_every: NonNegative = 1

@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from prl import log, parts, preflight
-from prl.config import Config, TrainerConfig
+from prl.config import Config, EngineConfig, TrainerConfig
 from prl.config_data import READ_FROM_PATH
 from prl.data.opening import name_of, source_tables
 from prl.engines.pool import EnginePool
@@ -55,7 +55,8 @@ class EvalJob:
         """
         simulated = config.engine.kind == "simulated"
         trainer = TrainerConfig(kind="simulated" if simulated else "fsdp")
-        self._config = _with_samples(msgspec.structs.replace(config, trainer=trainer), num_samples)
+        engine = _local(config.engine)
+        self._config = _with_samples(msgspec.structs.replace(config, trainer=trainer, engine=engine), num_samples)
         preflight.before_evaluation(self._config)
         self._num_samples = self._config.eval.num_samples if num_samples is None else num_samples
         self._out = None if out is None else _writable(Path(out))
@@ -130,6 +131,16 @@ class EvalJob:
         if not prompts:
             raise ConfigError("there is no held-out prompt that fits: see eval.path, eval.num_samples, eval.max_tokens")
         return prompts
+
+
+def _local(engine: EngineConfig) -> EngineConfig:
+    """The engines that are started here: a server samples with what a run last sent it, not with the model named."""
+    if engine.kind == "server":
+        raise ConfigError(
+            "engine.kind = 'server': prl eval starts engines that load the model, and a server has weights of its own;"
+            " --set engine.kind=auto"
+        )
+    return msgspec.structs.replace(engine, servers=[])
 
 
 def _with_samples(config: Config, num_samples: int | None) -> Config:

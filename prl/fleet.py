@@ -9,7 +9,7 @@ Invariants:
   may have been the network.
 - A trainer that is started again takes minutes. That is waited for before the engines are asked to join, whose wait for
   one another has a deadline that is much shorter.
-- An engine is added where the machine has room for it, as far as can be told beforehand.
+- An engine is added where the machine has room for it, as far as can be told beforehand; a server anywhere.
 - Closing is bounded in time, and neither side waits for the other's.
 """
 
@@ -24,9 +24,10 @@ from prl import parts, preflight
 from prl.config import Config
 from prl.deadlines import awake_timeout
 from prl.engines.pool import EnginePool
-from prl.errors import WeightSyncError
+from prl.errors import RefusedError, WeightSyncError
 from prl.failure import failures_to, together_as_it_was
 from prl.log import get_logger
+from prl.servers import address_problem, host_of, same_form
 from prl.timeline import Timeline
 from prl.trainer import checkpoint
 from prl.trainer.base import Trainer, TrainerReady
@@ -68,6 +69,7 @@ class Fleet:
             config.engine,
             gate_timeout_s=config.weights.timeout_s,
             remake=lambda index, place: parts.make_engine(config, model, run_dir, transport, index=index, place=place),
+            places=parts.places_of(config),
             timeline=timeline,
         )
         self._config = config
@@ -98,10 +100,11 @@ class Fleet:
         await self.engines.seats.one_is_there()
         if not (self.trainer.apart or self.engines.seats.apart):
             return
-        address, port = await self.trainer.meeting([])
+        hosts = [host_of(seat.place) for seat in self.engines.seats.there() if isinstance(seat.place, str)]
+        address, port = await self.trainer.meeting(hosts)
         group = self.engines.weight_group(
             transport=self.transport,
-            address=address,
+            address=self._config.weights.host or address,
             port=port,
             timeout_s=self._timeout_s / 2,  # who did not come, or hangs, is named before weights.timeout_s has passed
         )
@@ -132,10 +135,24 @@ class Fleet:
             self._tried_again, self.engines.seats.apart = version, True
         return lost or revived or again
 
-    async def add(self) -> str:
-        """Start another engine, in the background; its name. Raises RefusedError: the machine has no room for it."""
+    async def add(self, server: str | None = None) -> str:
+        """Start another engine, or open the ``server`` at an address, in the background; its name.
+
+        Raises:
+            RefusedError: the machine has no room for it, the address is none, or the run starts no engines here.
+        """
+        if server is not None:
+            if (problem := address_problem(server)) is not None:
+                raise RefusedError(problem)
+            if self._config.engine.kind == "simulated":
+                raise RefusedError(f"engine.kind = 'simulated': the server at {server} has no place in a simulated run")
+            return self.engines.seats.add(same_form(server)).engine.name
+        if self._config.engine.kind == "server":
+            raise RefusedError(
+                "engine.kind = 'server': the engines of this run are servers; name the address of one more"
+            )
         async with self._adding:
-            num_engines = len(self.engines.seats.all) + 1
+            num_engines = sum(isinstance(seat.place, int) for seat in self.engines.seats.all) + 1
             await asyncio.to_thread(preflight.room_for, self._config, num_engines)
             return self.engines.seats.add().engine.name
 

@@ -32,7 +32,7 @@ class Overview:
     def __init__(self, config: Config, run_dir: Path, on_stage: Callable[[str], None]) -> None:
         """``on_stage`` is told, in a few words, what is being waited for while the run starts and ends."""
         self._run_dir, self._num_steps = run_dir, config.run.num_steps
-        self._num_engines, self._stall_timeout_s = config.engine.count, config.run.stall_timeout_s
+        self._num_engines, self._stall_timeout_s = config.engine.num_engines, config.run.stall_timeout_s
         self.stage, self._waits = Stage(on_stage), Waits()
         self.fleet: Fleet | None = None
         """From when engines and trainer start."""

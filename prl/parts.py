@@ -20,6 +20,7 @@ from prl.config_environment import SINGLE_TURN
 from prl.controller import Pacing
 from prl.engines.base import Decoding, Engine
 from prl.engines.pool import EnginePool
+from prl.engines.seat import Place
 from prl.environments.base import Environment, make_environment
 from prl.environments.episodes import Door, Episodes, GroupJudge, Judge, group_judged_with, judged_with
 from prl.environments.history import rewritten_history
@@ -36,6 +37,7 @@ from prl.metrics import StepReport
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer
 from prl.rollout import Play, Rollout
+from prl.servers import make_server, same_form
 from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
@@ -46,7 +48,7 @@ EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.15
 """Accepted difference of log-probabilities between engine and trainer: the largest in float32, else the mean."""
 
 log = get_logger(__name__)
-EngineKind = Literal["vllm", "transformers", "simulated"]
+EngineKind = Literal["vllm", "transformers", "server", "simulated"]
 
 
 def installed(package: str) -> bool:
@@ -69,13 +71,23 @@ def engine_kind(config: Config) -> tuple[EngineKind, str]:
 
 def make_engines(config: Config, model: str, run_dir: Path, transport: str) -> list[Engine]:
     """The engines of ``[engine]``, not opened."""
-    return [make_engine(config, model, run_dir, transport, index=index) for index in range(config.engine.count)]
+    return [
+        make_engine(config, model, run_dir, transport, index=index, place=place)
+        for index, place in enumerate(places_of(config))
+    ]
+
+
+def places_of(config: Config) -> list[Place]:
+    """Where each engine of ``[engine]`` computes."""
+    return [*range(config.engine.num_local), *map(same_form, config.engine.servers)]
 
 
 def make_engine(
-    config: Config, model: str, run_dir: Path, transport: str, *, index: int, place: int | None = None
+    config: Config, model: str, run_dir: Path, transport: str, *, index: int, place: Place | None = None
 ) -> Engine:
     """One engine, not opened: ``index`` names and seeds it, ``place`` (absent: the same) is where it computes."""
+    if isinstance(place, str):
+        return make_server(config, model, transport, index=index, address=place)
     kind, _ = engine_kind(config)
     logs, place = run_dir / "logs", index if place is None else place
     if kind == "vllm":
@@ -108,8 +120,8 @@ def make_engine(
 def engine_devices(config: Config, place: int) -> list[int]:
     """The GPUs of the engine at ``place``: in order, those of the trainer's ranks (``launch.py``) left out."""
     size, first = config.engine.tensor_parallel_size, place * config.engine.tensor_parallel_size
-    if place >= config.engine.count and config.trainer.device != "cpu":
-        first += config.trainer.num_ranks
+    if place >= config.engine.num_local and config.trainer.device != "cpu":
+        first += config.trainer.num_local_ranks
     return list(range(first, first + size))
 
 
@@ -127,15 +139,19 @@ def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None)
 def transport_of(config: Config) -> str:
     """The weight transport: ``auto`` is nccl where vLLM and the trainer have GPUs of their own, gloo elsewhere.
 
+    Of ranks on other machines it is known by ``trainer.device = "cuda"`` alone.
     Adapters alone can only be merged by prl's own receivers, which are gloo's.
     """
     if config.weights.transport != "auto":
         return config.weights.transport
     if config.lora.publish == "adapters":
         return "gloo"
-    if config.trainer.kind == "simulated" or config.trainer.device == "cpu" or engine_kind(config)[0] != "vllm":
+    kind, _ = engine_kind(config)
+    if config.trainer.kind == "simulated" or config.trainer.device == "cpu" or kind not in {"vllm", "server"}:
         return "gloo"
-    wanted = config.engine.count * config.engine.tensor_parallel_size + config.trainer.num_ranks
+    if config.trainer.launch == "external" and config.trainer.device != "cuda":
+        return "gloo"
+    wanted = config.engine.num_local * config.engine.tensor_parallel_size + config.trainer.num_local_ranks
     return "nccl" if len(gpu_memory()) >= wanted else "gloo"
 
 
@@ -144,11 +160,12 @@ def engine_cores(config: Config, cores: list[int]) -> list[list[int] | None]:
 
     None each where that is less than one a worker: then all share, and the kernel decides.
     """
-    spare = cores[1 + config.trainer.num_ranks :]
-    share = len(spare) // config.engine.count
+    spare = cores[1 + config.trainer.num_local_ranks :]
+    num_engines = config.engine.num_local
+    share = len(spare) // max(1, num_engines)
     if share < config.engine.tensor_parallel_size:
-        return [None] * config.engine.count
-    return [spare[index * share : (index + 1) * share] for index in range(config.engine.count)]
+        return [None] * num_engines
+    return [spare[index * share : (index + 1) * share] for index in range(num_engines)]
 
 
 def is_exact(config: Config) -> bool:
@@ -178,7 +195,7 @@ def make_buffer(config: Config) -> Buffer:
     if pipeline.max_lag is not None:
         return Buffer(pipeline.groups_per_step * (pipeline.max_lag + 1))
     return Buffer(
-        num_streams(config, engine.count),
+        num_streams(config, engine.num_engines),
         order="completion",
         group_size=pipeline.group_size,
         max_ahead=pipeline.batches_ahead * pipeline.groups_per_step,
@@ -193,7 +210,7 @@ def make_governor(config: Config) -> Governor | None:
     if pipeline.max_lag is not None:
         batch, most = pipeline.groups_per_step, pipeline.groups_per_step * (pipeline.max_lag + 1)
         return Governor(target=pipeline.target_ess, least=batch + 1, most=most, synchronous=batch, start=2 * batch)
-    most = num_streams(config, config.engine.count)
+    most = num_streams(config, config.engine.num_engines)
     least = min(most, max(pipeline.group_size, pipeline.groups_per_step * pipeline.group_size))
     return Governor(target=pipeline.target_ess, least=least, most=most, synchronous=0)
 
@@ -348,7 +365,7 @@ def make_evaluate(
         num_answers=held_out.num_answers,
         pass_at=ks_of(held_out),
         pass_reward=held_out.pass_reward,
-        concurrency=config.engine.count * config.engine.max_num_seqs,
+        concurrency=config.engine.num_engines * config.engine.max_num_seqs,
         seed=config.seed if config.sampling.seeded else None,
     )
 
@@ -399,7 +416,9 @@ def describe(config: Config) -> str:
 def describe_engines(config: Config) -> str:
     """The engines alone."""
     kind, why = engine_kind(config)
-    return f"{_count(config.engine.count, f'{kind} engine')} ({why})"
+    num_local, num_servers = config.engine.num_local, len(config.engine.servers)
+    local = [f"{_count(num_local, f'{kind} engine')} ({why})"] if num_local else []
+    return " and ".join([*local, *([_count(num_servers, "server")] if num_servers else [])])
 
 
 def _count(number: int, what: str) -> str:

@@ -265,17 +265,18 @@ class Pipeline:
         """Each engine: how far it is, what it serves, what it did; none before they are started."""
         return self._overview.engines()
 
-    async def add_engine(self) -> str:
-        """Start another engine beside those that serve; its name, such as ``engine-2``.
+    async def add_engine(self, server: str | None = None) -> str:
+        """Start another engine beside those that serve, or open the ``server`` at an address; its name: ``engine-2``.
 
         It starts in the background, receives the current weights, and serves then: ``engines()`` says how far it is.
         It is tried again like one that died. What it costs the others is the start's share of the machine, and a new
         weight group at the next push.
 
         Raises:
-            RefusedError: the machine has no room for it, or the run does not train (yet, or any more).
+            RefusedError: the machine has no room for it, there is that server already, or the run does not train (yet,
+                or any more).
         """
-        return await self._steered().add()
+        return await self._steered().add(server)
 
     async def remove_engine(self, name: str, *, force: bool = False) -> str:
         """Take an engine out: ``engine-1``, or just ``1``. Returns its name.

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import msgspec
 
-from prl import memory, settings
+from prl import memory, servers, settings
 from prl.check import cross_check, sequences_in_flight
 from prl.check_data import check_data
 from prl.config import Config
 from prl.data.opening import source_tables
 from prl.environments.base import REGISTRY as ENVIRONMENTS
 from prl.errors import ConfigError, MissingExtraError, RefusedError
-from prl.models import resolve_model
-from prl.parts import engine_kind, environment_of, installed, make_scorer
+from prl.models import local_folder, resolve_model
+from prl.parts import engine_kind, environment_of, installed, make_scorer, transport_of
 from prl.rewards.base import REGISTRY
 from prl.trackers.base import check_trackers
 from prl.trainer.launch import split_address
@@ -51,7 +51,9 @@ def before_start(config: Config) -> list[Finding]:
     check_trackers(config.trackers)
     _files(config)
     kind, why = engine_kind(config)
-    findings = [Finding(topic="engine", text=f"{config.engine.count} x {kind} ({why})")]
+    local = [f"{config.engine.num_local} x {kind} ({why})"] if config.engine.num_local else []
+    elsewhere = [f"{len(config.engine.servers)} x vllm serve elsewhere"] if config.engine.servers else []
+    findings = [Finding(topic="engine", text=", ".join([*local, *elsewhere]))]
     if config.trainer.kind != "simulated":
         findings += _model(config)
         findings.append(_port(config))
@@ -64,15 +66,15 @@ def room_for(config: Config, num_engines: int) -> None:
     Raises:
         RefusedError: they do not.
     """
-    folder = None if engine_kind(config)[0] == "simulated" else _folder(resolve_model(config.model))
+    folder = None if engine_kind(config)[0] == "simulated" else local_folder(resolve_model(config.model))
     if folder is None:  # a hub name that was never downloaded is loaded by now; there is nothing to read
         return
-    engine, num_ranks = msgspec.structs.replace(config.engine, count=num_engines), config.trainer.num_ranks
+    engine, num_ranks = msgspec.structs.replace(config.engine, count=num_engines), config.trainer.num_local_ranks
     gpus = [] if config.trainer.device == "cpu" else memory.gpu_memory()
-    wanted = engine.count * engine.tensor_parallel_size + num_ranks
+    wanted = num_engines * engine.tensor_parallel_size + num_ranks
     if gpus and wanted > len(gpus):
         raise RefusedError(
-            f"no room for another engine: {engine.count} x {engine.tensor_parallel_size} GPUs of engines and"
+            f"no room for another engine: {num_engines} x {engine.tensor_parallel_size} GPUs of engines and"
             f" {num_ranks} of the trainer are {wanted}, and {len(gpus)} are visible"
         )
     need = memory.estimate(msgspec.structs.replace(config, engine=engine), memory.read_shape(folder), on_gpu=bool(gpus))
@@ -96,7 +98,7 @@ def before_evaluation(config: Config) -> None:
         REGISTRY.find(reward.name)
     ENVIRONMENTS.find(config.environment.name)
     _files(config)
-    folder = None if engine_kind(config)[0] == "simulated" else _folder(resolve_model(config.model))
+    folder = None if engine_kind(config)[0] == "simulated" else local_folder(resolve_model(config.model))
     if folder is not None:
         _context(config, folder)
 
@@ -124,6 +126,7 @@ def check(config: Config) -> list[Finding]:
     from prl.tokenizer import Tokenizer  # noqa: PLC0415 - takes seconds
 
     findings = before_start(config)
+    findings += _servers(config)
     scorer = make_scorer(config)
     names = ", ".join(f"{reward.name} x {reward.weight:g}" for reward in config.rewards)
     findings.append(Finding(topic="rewards", text=names or "the environment's own"))
@@ -141,6 +144,24 @@ def check(config: Config) -> list[Finding]:
         findings.append(Finding(topic="data", text=f"{each.name}: {len(each.train)} prompts an epoch"))
     findings += [Finding(topic="data", text=warning, is_note=True) for warning in counts.warnings]
     return [*findings, *_held_out(config, num_held_out)]
+
+
+def _servers(config: Config) -> list[Finding]:
+    """Each server, asked whether it will do."""
+    transport = transport_of(config)
+    asked = servers.ask_all(config, resolve_model(config.model), transport) if config.engine.servers else []
+    findings = []
+    for address, facts in zip(config.engine.servers, asked, strict=True):
+        workers = f"{facts.num_workers} worker{'' if facts.num_workers == 1 else 's'}"
+        text = f"{address}: vLLM {facts.version}, {facts.model}, {workers}, weights over {transport}"
+        findings.append(Finding(topic="server", text=text))
+        if facts.is_paused:
+            text = f"{address} is paused, as in a weight update: it was not asked to sample"
+            findings.append(Finding(topic="server", text=text, is_note=True))
+        elif not facts.names_versions:
+            text = f"{address} has no plug-in of prl: tokens of sequences that live through an update come at their end"
+            findings.append(Finding(topic="server", text=text, is_note=True))
+    return findings
 
 
 def _files(config: Config) -> None:
@@ -164,7 +185,7 @@ def _held_out(config: Config, found: int) -> list[Finding]:
 
 
 def _model(config: Config) -> list[Finding]:
-    folder = _folder(resolve_model(config.model))
+    folder = local_folder(resolve_model(config.model))
     if folder is None:
         text = f"{config.model} is a hub name that is not on this machine: not verified, no memory estimate"
         return [Finding(topic="model", text=text, is_note=True)]
@@ -193,20 +214,6 @@ def _lora(config: Config, shape: memory.ModelShape) -> list[Finding]:
     return [Finding(topic="lora", text=f"rank {lora.rank}, {share}, published {lora.publish}")]
 
 
-def _folder(model: str) -> Path | None:
-    """The files of a model that is on this machine; None for a hub name that was never downloaded."""
-    if Path(model).is_dir() or Path(model).is_absolute():
-        return Path(model)
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - only for hub names
-    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the same
-
-    try:
-        cached = try_to_load_from_cache(model, "config.json")
-    except HFValidationError as error:
-        raise ConfigError(f"model = {model!r} is neither a folder nor a name on the hub: {error}") from error
-    return Path(cached).parent if isinstance(cached, str) else None
-
-
 def _memory(config: Config, shape: memory.ModelShape) -> list[Finding]:
     gpus = [] if config.trainer.device == "cpu" else memory.gpu_memory()
     need = memory.estimate(config, shape, on_gpu=bool(gpus))
@@ -225,15 +232,15 @@ def _on_cpu(need: memory.Need) -> Finding:
 
 
 def _on_gpus(config: Config, need: memory.Need, gpus: list[int]) -> list[Finding]:
-    engine, num_ranks = config.engine, config.trainer.num_ranks
-    wanted = engine.count * engine.tensor_parallel_size + num_ranks
+    engine, num_ranks = config.engine, config.trainer.num_local_ranks
+    wanted = engine.num_local * engine.tensor_parallel_size + num_ranks
     share = int(min(gpus) * engine.gpu_memory_utilization) * engine.tensor_parallel_size
-    if need.engine > share:
+    if engine.num_local and need.engine > share:
         raise ConfigError(
             f"memory: an engine needs at least {_gib(need.engine)} and may use {_gib(share)} (engine."
             "gpu_memory_utilization, engine.tensor_parallel_size): raise one of them or lower engine.max_model_len"
         )
-    if need.rank > min(gpus):
+    if num_ranks and need.rank > min(gpus):
         raise ConfigError(
             f"memory: a trainer rank needs about {_gib(need.rank)} and a GPU has {_gib(min(gpus))}: raise"
             " trainer.num_ranks, lower trainer.max_tokens_per_microbatch or set trainer.activation_checkpointing"
@@ -242,7 +249,7 @@ def _on_gpus(config: Config, need: memory.Need, gpus: list[int]) -> list[Finding
     text = f"{wanted} GPUs wanted, {len(gpus)} found; {text}"
     if wanted > len(gpus) and config.trainer.device == "cuda":
         raise ConfigError(
-            f"engine.count x engine.tensor_parallel_size + trainer.num_ranks = {engine.count} x"
+            f"engine.count x engine.tensor_parallel_size + trainer.num_ranks = {engine.num_local} x"
             f" {engine.tensor_parallel_size} + {num_ranks} = {wanted} GPUs, and {len(gpus)} are visible"
         )
     return [Finding(topic="memory", text=text, is_note=wanted > len(gpus))]

@@ -55,6 +55,13 @@ def test_the_defaults_agree_with_each_other() -> None:
             {"weights": {"transport": "nccl"}, "engine": {"kind": "transformers"}},
             ["weights.transport = 'nccl'", "engine.kind = 'transformers'"],
         ),
+        ({"engine": {"kind": "server"}}, ['engine.kind = "server" needs engine.servers', "docs/servers.md"]),
+        ({"engine": {"servers": ["host:8000"]}}, ["engine.servers: 'host:8000' is no address", "http://host:8000"]),
+        ({"engine": {"servers": ["http://a:1", "http://a:1/"]}}, ["engine.servers names http://a:1 twice"]),
+        (
+            {"engine": {"kind": "simulated", "servers": ["http://a:1"]}, "trainer": {"kind": "simulated"}},
+            ["engine.servers conflicts with engine.kind = 'simulated'"],
+        ),
         ({"weights": {"transport": "nccl"}, "trainer": {"device": "cpu"}}, ["weights.transport = 'nccl'", "cpu"]),
         ({"pipeline": {"group_size": 1}}, ["pipeline.group_size = 1", "leave_one_out", "at least 2"]),
         (

@@ -1,7 +1,8 @@
 """What every run answers at its control address.
 
 - ``GET /status``: how it is. ``GET /engines``: each engine. ``GET /why``: who waits for whom.
-- ``POST /engines`` with ``{"count": n}``: start n more, in the background.
+- ``POST /engines`` with ``{"count": n}`` or ``{"servers": [addresses]}``: start n more, or open these; in the
+  background.
 - ``DELETE /engines/NAME``: take one out, in the background; ``?force=true`` even below ``engine.min_engines``.
 - ``POST /stacks``: write where every process is to a file.
 """
@@ -27,6 +28,9 @@ class ToAdd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     MOST: ClassVar[int] = 64
     count: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Engines to start; not read where there are servers."""
+    servers: Annotated[list[str], msgspec.Meta(max_length=64)] = []
+    """Addresses of servers to open."""
 
 
 class Added(msgspec.Struct, frozen=True):
@@ -52,8 +56,8 @@ class Run(Protocol):
         """Each engine, as a struct."""
         ...
 
-    async def add_engine(self) -> str:
-        """Start one more; its name. Raises RefusedError."""
+    async def add_engine(self, server: str | None = None) -> str:
+        """Start one more, or open a server; its name. Raises RefusedError."""
         ...
 
     async def remove_engine(self, name: str, *, force: bool = False) -> str:
@@ -82,8 +86,9 @@ def routes_of(run: Run) -> list[Route]:
         wanted = msgspec.json.decode(await request.read() or b"{}", type=ToAdd)
         added: list[str] = []
         try:
-            for _ in range(wanted.count):
-                added.append(await run.add_engine())  # noqa: PERF401 -- those before one that is refused stay
+            servers: list[str | None] = [*wanted.servers]
+            for server in servers or [None] * wanted.count:
+                added.append(await run.add_engine(server))  # noqa: PERF401 -- those before one that is refused stay
         except RefusedError as error:
             if not added:
                 raise

@@ -26,14 +26,12 @@ from prl.engines.pool import EnginePool
 from prl.errors import EngineError
 from prl.failure import FirstFailure, failures_to, raise_as_it_was, together_as_it_was
 from prl.log import get_logger
-from prl.process import free_port
 from prl.rollout import Dropped, Rollout
+from prl.servers import host_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer.base import ExaminedTrainer
 from prl.types import Abstained, Completion, Prompt, TensorSpec, Verdict
-
-_LOOPBACK = "127.0.0.1"
 
 log = get_logger(__name__)
 
@@ -141,7 +139,9 @@ async def live_sides(
         on_stage: told what is being waited for.
     """
     kl = msgspec.structs.replace(config.kl, coefficient=0.0)
-    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, count=1), kl=kl)
+    servers = [] if config.engine.num_local else config.engine.servers[:1]
+    engine = msgspec.structs.replace(config.engine, count=1, servers=servers)
+    config = msgspec.structs.replace(config, engine=engine, kl=kl)
     transport = await asyncio.to_thread(parts.transport_of, config)
     engines: list[Engine] = parts.make_engines(config, model, logs, transport)
     pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
@@ -151,9 +151,9 @@ async def live_sides(
         opened = await together_as_it_was("start", trainer=trainer.open, engines=pool.open)
         on_stage("joining engine and trainer, sending the first weights")
         timeout_s = config.weights.timeout_s
-        group = pool.weight_group(
-            transport=transport, address=_LOOPBACK, port=free_port(_LOOPBACK), timeout_s=timeout_s
-        )
+        address, port = await trainer.meeting([host_of(server) for server in servers])
+        address = config.weights.host or address
+        group = pool.weight_group(transport=transport, address=address, port=port, timeout_s=timeout_s)
         await together_as_it_was("join", trainer=lambda: trainer.connect(group), engines=lambda: pool.connect(group))
         manifest: list[TensorSpec] = opened["trainer"].manifest
         sync = WeightSync(

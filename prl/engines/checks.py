@@ -10,8 +10,8 @@ from prl.engines.base import Decoding
 from prl.errors import EngineError
 
 
-def check_tokens(engine: str, token_ids: list[int], vocab_size: int) -> None:
-    """Refuse ids that the model has no embedding for.
+def check_tokens(engine: str, token_ids: list[int], vocab_size: int | None) -> None:
+    """Refuse ids that the model has no embedding for; ``vocab_size`` None: it is not known how many it has.
 
     Raises:
         EngineError: no tokens, or an id outside ``0 .. vocab_size - 1``.
@@ -19,10 +19,10 @@ def check_tokens(engine: str, token_ids: list[int], vocab_size: int) -> None:
     if not token_ids:
         raise EngineError(f"{engine} was given no tokens; it needs at least one")
     low, high = min(token_ids), max(token_ids)
-    if not 0 <= low <= high < vocab_size:
+    if low < 0 or (vocab_size is not None and high >= vocab_size):
+        known = "those from 0 on" if vocab_size is None else f"0 to {vocab_size - 1}"
         raise EngineError(
-            f"token ids range from {low} to {high}; the model of {engine} knows 0 to {vocab_size - 1}. "
-            f"Is the tokenizer the model's?"
+            f"token ids range from {low} to {high}; the model of {engine} knows {known}. Is the tokenizer the model's?"
         )
 
 

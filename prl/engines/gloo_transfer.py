@@ -45,6 +45,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from prl import adapters, stacks
+from prl.engines.vllm_spans import name_versions_early
 from prl.engines.vllm_twin import Twin, has_twin
 from prl.errors import WeightSyncError
 from prl.process import die_with_parent
@@ -63,6 +64,7 @@ def register() -> None:
         return
     _registered = True
     WeightTransferEngineFactory.register_engine("gloo", GlooTransferEngine)
+    name_versions_early()
     host = os.environ.get(HOST)
     if host is not None and int(host) != os.getpid():
         parent = multiprocessing.parent_process()
@@ -112,6 +114,22 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="prl-weights")
         self._staged: Future[Arrived] | None = None
 
+    def parse_init_info(self, init_dict: dict[str, Any]) -> GlooInitInfo:
+        """The typed init info. Who only asks whether this is the model it ``expects`` is answered by an error."""
+        expected: dict[str, int] | None = init_dict.get("expects")
+        if expected is None:
+            parsed: GlooInitInfo = super().parse_init_info(init_dict)
+            return parsed
+        config = self.model_config.hf_text_config
+        others = [
+            f"{name} {getattr(config, name, None)}, not {size}"
+            for name, size in expected.items()
+            if getattr(config, name, None) != size
+        ]
+        if others:
+            raise ValueError(f"{type(self).__name__}: the model here has {', '.join(others)}; no group was joined")
+        raise ValueError(f"{type(self).__name__}: the model here is as expected; no group was joined")
+
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         """Join the weight group, leaving the one joined before."""
         self.shutdown()
@@ -151,7 +169,8 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
         """Nothing left: ``update_weights`` was the whole update."""
 
     def shutdown(self) -> None:
-        """Leave the weight group."""
+        """Leave the weight group, and drop what was received in it and not put in place."""
+        self._staged = None
         if self._group is not None:
             self._group.close()
             self._group = None

@@ -29,7 +29,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import NO_TOKEN, GuardedStream, TokenDeadlines
 from prl.engines.placement import Placement
-from prl.engines.seat import EngineStatus, Seat
+from prl.engines.seat import EngineStatus, Place, Seat
 from prl.engines.seats import ANSWER_MARGIN_S, Remake, Seats
 from prl.errors import EngineDeadError, EngineError, EngineLeftError, PrlError
 from prl.log import get_logger
@@ -71,8 +71,8 @@ class EnginePool:
         config: placement and deadlines.
         gate_timeout_s: longest wait of a new stream for a paused pool to resume; give it ``weights.timeout_s``. It
             begins anew with every update that is tried again, and does not run out while no engine is there.
-        remake: makes another engine, not opened, for a seat's index and its place on the machine; None: the first death
-            ends the run.
+        remake: makes another engine, not opened, for a seat's index and its place; None: the first death ends the run.
+        places: where each engine computes; absent: each on its share of this machine.
         timeline: shows what the engines do.
     """
 
@@ -83,11 +83,12 @@ class EnginePool:
         *,
         gate_timeout_s: float,
         remake: Remake | None = None,
+        places: Sequence[Place] | None = None,
         timeline: Timeline | None = None,
     ) -> None:
         self.deadlines = Deadlines()
         """Of all that wait for streams to go on."""
-        self.seats = Seats(engines, config, remake, timeline=timeline)
+        self.seats = Seats(engines, config, remake, places, timeline=timeline)
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
         self._config, self._gate_timeout_s = config, gate_timeout_s

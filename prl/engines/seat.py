@@ -5,7 +5,7 @@ Invariants:
 - What a seat has generated, and how long it was busy, never falls: a lost engine's counts pass to the seat in the same
   breath as the engine leaves it.
 - A seat keeps its index, and its engine's name with it, for good; no other seat of the run gets either. Its ``place``,
-  the share of the machine that it computes on, is free for another once it is gone.
+  the share of the machine that it computes on or the server that it stands for, is free for another once it is gone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from prl.engines.base import Engine, EngineStatistics
 from prl.engines.lane import Lane
 from prl.timeline import Timeline
 
+Place = int | str
+"""Where an engine computes: a share of this machine, or the address of a server."""
 State = Literal["starting", "ready", "joined", "serving", "lost", "left"]
 THERE = frozenset({"ready", "joined", "serving"})
 """The states of an engine that is open."""
@@ -28,6 +30,8 @@ class EngineStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One engine as people see it."""
 
     name: str
+    address: str = ""
+    """Of the server that it is; empty for an engine that was started here."""
     state: Literal["starting", "ready", "joined", "serving", "lost", "failed", "leaving"]
     """``starting``: it was added, and is not open yet; ``ready``, then ``joined``: it waits for the weights;
     ``serving``; ``lost``: it died, and is started again; ``failed``: it is not started again; ``leaving``: it was
@@ -52,13 +56,13 @@ class Seat:
     Args:
         index: never another seat's.
         engine: who sits here first, not opened.
-        place: which share of the machine it computes on.
+        place: where it computes.
         is_new: it was added to engines that serve, and does not count before it serves too.
         timeline: shows what whoever sits here does.
     """
 
     def __init__(
-        self, index: int, engine: Engine, *, place: int, is_new: bool = False, timeline: Timeline | None = None
+        self, index: int, engine: Engine, *, place: Place, is_new: bool = False, timeline: Timeline | None = None
     ) -> None:
         self.lane = Lane(timeline or Timeline(), engine.name)
         self.index, self.engine, self.place = index, engine, place
@@ -118,6 +122,7 @@ class Seat:
         now = self.statistics()
         return EngineStatus(
             name=self.engine.name,
+            address=self.place if isinstance(self.place, str) else "",
             state=self._shown(),
             state_s=asyncio.get_running_loop().time() - self.state_since,
             version=now.version,

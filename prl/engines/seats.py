@@ -27,7 +27,7 @@ from itertools import count
 from prl.config import EngineConfig
 from prl.deadlines import Deadlines
 from prl.engines.base import Engine
-from prl.engines.seat import Seat
+from prl.engines.seat import Place, Seat
 from prl.engines.tally import Tally
 from prl.errors import EngineDeadError, EngineError, NotFoundError, PrlError, RefusedError
 from prl.failure import FirstFailure, failures_to
@@ -47,7 +47,7 @@ FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 1.0, 60.0
 STEADY_S = 600.0
 """An engine that served for so long before it died was no failed attempt."""
 
-Remake = Callable[[int, int], Engine]
+Remake = Callable[[int, Place], Engine]
 log = get_logger(__name__)
 
 
@@ -57,8 +57,9 @@ class Seats:
     Args:
         engines: at least one, not opened.
         config: deadlines, and how many must serve.
-        remake: makes another engine, not opened, for a seat's index and its place on the machine; None: the first death
-            ends the run, and none can be added.
+        remake: makes another engine, not opened, for a seat's index and its place; None: the first death ends the run,
+            and none can be added.
+        places: where each engine computes; absent: each on its share of this machine.
         timeline: shows what the engines do.
     """
 
@@ -67,11 +68,14 @@ class Seats:
         engines: Sequence[Engine],
         config: EngineConfig,
         remake: Remake | None,
+        places: Sequence[Place] | None = None,
         *,
         timeline: Timeline | None = None,
     ) -> None:
         self._timeline = timeline or Timeline()
-        self.all = [Seat(index, engine, place=index, timeline=self._timeline) for index, engine in enumerate(engines)]
+        where = range(len(engines)) if places is None else places
+        pairs = enumerate(zip(engines, where, strict=True))
+        self.all = [Seat(index, engine, place=place, timeline=self._timeline) for index, (engine, place) in pairs]
         self.remake = remake
         self.tally = Tally(lambda: [seat.statistics() for seat in self.all if seat.counts])
         """What all engines did that ever counted."""
@@ -126,12 +130,19 @@ class Seats:
 
     # ---- who comes and goes ------------------------------------------------------------------------------------------
 
-    def add(self) -> Seat:
-        """Start another engine, in the background. Raises RefusedError where engines cannot be made."""
+    def add(self, server: str | None = None) -> Seat:
+        """Start another engine, in the background, or open the ``server`` at an address.
+
+        Raises:
+            RefusedError: engines cannot be made, or the server is one already.
+        """
         if self.remake is None:
             raise RefusedError("this pool was given its engines and cannot make another")
-        index, taken = next(self._indices), {seat.place for seat in self.all}
-        place = next(place for place in count() if place not in taken)
+        taken = {seat.place: seat.engine.name for seat in self.all}
+        if server in taken:
+            raise RefusedError(f"{taken[server]} is the server at {server} already")
+        index = next(self._indices)
+        place = next(place for place in count() if place not in taken) if server is None else server
         seat = Seat(index, self.remake(index, place), place=place, is_new=True, timeline=self._timeline)
         seat.enter("starting")
         self.all.append(seat)

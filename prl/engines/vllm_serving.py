@@ -38,13 +38,9 @@ from prl.engines.host_protocol import (
     Start,
 )
 from prl.engines.host_side import end_process
+from prl.engines.transfer_info import init_info, update_info
 from prl.engines.vllm_outputs import Stream, StreamOutputs
-from prl.engines.vllm_settings import (
-    init_info,
-    score_params,
-    stream_params,
-    update_info,
-)
+from prl.engines.vllm_settings import score_params, stream_params
 from prl.errors import EngineError, PrlError, WeightSyncError
 from prl.failure import together_as_it_was
 from prl.types import WeightGroup, WeightUpdate

@@ -19,7 +19,6 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from prl.engines.base import Decoding
 from prl.engines.host_protocol import Start
 from prl.engines.vllm_environment import is_cpu_build
-from prl.types import WeightGroup, WeightUpdate
 
 
 def engine_args(start: Start) -> Any:
@@ -75,24 +74,3 @@ def score_params() -> Any:
     return SamplingParams(
         max_tokens=1, prompt_logprobs=0, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
     )
-
-
-def init_info(group: WeightGroup, rank_offset: int) -> dict[str, Any]:
-    """Fields of a weight-transfer backend's init info."""
-    info: dict[str, Any] = {
-        "master_address": group.address,
-        "master_port": group.port,
-        "rank_offset": rank_offset,
-        "world_size": group.world_size,
-    }
-    return info | ({"timeout_s": group.timeout_s} if group.transport == "gloo" else {"packed": True})
-
-
-def update_info(update: WeightUpdate, *, stage: bool = False) -> dict[str, Any]:
-    """Fields of a weight-transfer backend's update info; ``stage``: of gloo's, to receive beside generation."""
-    info: dict[str, Any] = {
-        "names": [spec.name for spec in update.manifest],
-        "dtype_names": [spec.dtype for spec in update.manifest],
-        "shapes": [spec.shape for spec in update.manifest],
-    }
-    return info | ({"version": update.version, "stage": stage} if update.transport == "gloo" else {})

@@ -38,6 +38,24 @@ def resolve_model(name: str) -> str:
     return name
 
 
+def local_folder(model: str) -> Path | None:
+    """The files of a resolved model that is on this machine; None for a hub name that was never downloaded.
+
+    Raises:
+        ConfigError: it can be neither.
+    """
+    if Path(model).is_dir() or Path(model).is_absolute():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - only for hub names
+    from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - the same
+
+    try:
+        cached = try_to_load_from_cache(model, "config.json")
+    except HFValidationError as error:
+        raise ConfigError(f"model = {model!r} is neither a folder nor a name on the hub: {error}") from error
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
 def _builtin(name: str) -> Path:
     if name in BUILTIN_MODELS:
         return BUILTIN_MODELS[name]

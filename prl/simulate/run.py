@@ -98,7 +98,7 @@ class _Run:
             [self._make_engine(index, index) for index in range(engine.count)],
             msgspec.structs.replace(engine, token_timeout_s=NEVER_S),
             gate_timeout_s=config.weights.timeout_s,
-            remake=self._make_engine,
+            remake=lambda index, _: self._make_engine(index, index),
         )
         self._work = TrainingTime(
             costs.train_s, config.simulate.faults, config.run.checkpoint_every, seed=self._seed + 1

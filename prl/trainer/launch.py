@@ -78,7 +78,7 @@ def environment(config: Config, address: str, token: str, logs: Path) -> dict[st
     Threads: without a choice of the user's, each rank gets its share of the cores with every engine counted as one
     process, at least one; more would take the cores from the engines.
     """
-    processes = config.trainer.num_ranks + config.engine.count
+    processes = config.trainer.num_ranks + config.engine.num_local
     threads = max(1, (os.cpu_count() or 1) // processes)
     return {
         ADDRESS: address,
@@ -97,7 +97,7 @@ def _own_gpus(config: Config) -> dict[str, str]:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = visible.split(",") if visible else [str(index) for index in range(len(gpu_memory()))]
-    first = config.engine.count * config.engine.tensor_parallel_size
+    first = config.engine.num_local * config.engine.tensor_parallel_size
     own = gpus[first : first + config.trainer.num_ranks]
     return {"CUDA_VISIBLE_DEVICES": ",".join(own)} if len(own) == config.trainer.num_ranks else {}
 

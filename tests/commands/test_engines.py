@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -74,6 +75,13 @@ def test_engines_are_listed_added_and_removed(run: Path, capsys: pytest.CaptureF
         "prl: without engine-0, 1 engines would serve, fewer than engine.min_engines = 2: add one and wait until it"
         " serves, or insist (force)\n"
     )
+    code, out, err = said(capsys, "add", str(run), "http://127.0.0.1:8000", "--json")
+    assert (code, out) == (1, "")
+    assert err == (
+        "prl: engine.kind = 'simulated': the server at http://127.0.0.1:8000 has no place in a simulated run\n"
+    )
+    code, _, err = said(capsys, "add", str(run), "http://me:secret@host:8000")
+    assert (code, "engine.api_key_env" in err, "secret" in err) == (1, True, False)
     code, out, _ = said(capsys, "add", str(run), "--count", "2")
     assert (code, out) == (0, f"engine-2, engine-3 start: prl engines list {run} shows when it serves\n")
     wait_for(capsys, run, dict.fromkeys(["engine-0", "engine-1", "engine-2", "engine-3"], "serving"))
@@ -89,12 +97,33 @@ def test_engines_are_listed_added_and_removed(run: Path, capsys: pytest.CaptureF
     assert (code, err.startswith("prl: there is no engine 'engine-9': there are engine-")) == (1, True)
 
 
+@pytest.mark.parametrize(("device", "kind"), [("cpu", "--enforce-eager"), ("cuda", "--gpu-memory-utilization")])
+def test_the_command_that_starts_a_server(device: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is one line for a shell with what the configuration and the device ask for, and no key."""
+    config = str(ROOT / "configs" / "math.toml")
+    code, out, err = said(
+        capsys, "command", config, "--for", device, "--port", "8001", "--set", "engine.max_num_seqs=7"
+    )
+    words = shlex.split(out)
+    assert (code, err, len(out.splitlines())) == (0, "", 1)
+    assert words[0] == "VLLM_SERVER_DEV_MODE=1"
+    assert [words[words.index(flag) + 1] for flag in ("--port", "--max-num-seqs", "--max-model-len")] == [
+        "8001",
+        "8",
+        "128",
+    ]
+    assert kind in words
+    assert "API_KEY" not in out
+
+
 def test_where_no_run_goes_on_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bad input is exit 2 and says what to name; the help tells the rest."""
     code, _, err = said(capsys, "list", str(tmp_path / "nowhere"))
     advice = "name the folder of a run, such as runs/math, or its address"
     assert (code, err) == (2, f"prl: {tmp_path}/nowhere: no such folder; {advice}\n")
     code, _, err = said(capsys, "add", str(tmp_path), "--count", "0")
+    assert (code, len(err.splitlines())) == (2, 1)
+    code, _, err = said(capsys, "add", str(tmp_path), "http://127.0.0.1:8000", "--count", "2")
     assert (code, len(err.splitlines())) == (2, 1)
     for words in ([], ["add"], ["remove", "runs/math"], ["grow", "runs/math"]):
         with pytest.raises(SystemExit) as left:

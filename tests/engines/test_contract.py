@@ -20,7 +20,7 @@ from prl.errors import EngineDeadError, EngineError, WeightSyncError
 from prl.types import WeightUpdate
 from tests.engines.contract import DEADLINE_S, Stream, Subject
 
-KINDS = ["simulated", "transformers", "vllm"]
+KINDS = ["simulated", "transformers", "vllm", "server"]
 TOKENS_BETWEEN_PUSHES = 8
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
