@@ -26,6 +26,7 @@ def report(step: int, **changes: Any) -> StepReport:
     fields |= {"lag_max": 1, "lag_mean": 0.5, "versions_max": 1, "time_s": 2.0, "reward_mean": step / 10, "ess": 0.98}
     fields |= {"gen_tok_s": 3000.0, "train_tok_s": 2500.0, "trainer_busy": 0.6, "engine_busy": 0.9}
     fields |= dict.fromkeys(("streams_moved", "streams_handed_over", "engine_restarts", "trainer_restarts"), 0)
+    fields |= {"lag_histogram": [2500, 2500], "ratio_histogram": [], "length_max": 40}
     fields |= {
         "wait_batch_s": 0.5,
         "pause_s": 0.04,

@@ -107,6 +107,7 @@ def a_sample(url: str, run: str, *, having: str) -> dict[str, Any]:
     raise AssertionError(having)
 
 
+@pytest.mark.timeout(600)  # it reads every view three times, on a machine that may have other work
 def test_every_view_has_no_violation_light_dark_and_at_phone_width(visit: Visit, url: str) -> None:
     """Axe has nothing to say against any view; nothing sticks out at 360 pixels."""
     turns = a_sample(url, "math", having="messages")["sample"]
@@ -214,7 +215,7 @@ def test_the_keyboard_reaches_everything(visit: Visit, url: str) -> None:
     timeline.focus()
     press("ArrowDown")
     press("ArrowRight")
-    expect(page.locator("#said")).to_contain_text("paused · engine 0")
+    expect(page.locator("#said")).to_contain_text("paused · engine-0")
     expect(page.locator("#said")).to_contain_text("weights of version 1")
     press("]")
     expect(page.locator("#said")).to_contain_text("Update to weights")
@@ -291,6 +292,7 @@ def test_a_run_that_goes_on_is_followed_until_its_server_is_gone(browser: Browse
     visit.close()
 
 
+@pytest.mark.timeout(600)  # two processes start, the page's at low priority
 def test_a_run_shows_itself(browser: Browser, tmp_path: Path) -> None:
     """The page that ``prl run`` serves, of parts without a model, in every view; it ends with its run."""
     (tmp_path / "try.toml").write_text(SIMULATED.replace("num_steps = 3", "num_steps = 1000000"))

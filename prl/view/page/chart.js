@@ -171,7 +171,7 @@ export class Chart {
       series,
       bands,
       legend: { show: false },
-      padding: [8, this.tight ? 0 : 16, 0, 0],
+      padding: [8, this.tight ? 0 : 16, this.xLabels ? 0 : 7, 0],
       scales: {
         x: { time: false, range: (_, from, to) => this.range ?? (from === to ? [from - 1, to + 1] : [from, to]) },
         y: log ? { distr: 3 } : { range: (_, from, to) => padded(from, to) },
@@ -192,7 +192,7 @@ export class Chart {
           size: this.yWidth,
           gap: 6,
           space: 30,
-          values: (_, all) => all.map((value) => (value === null ? "" : this.axis(value, all))),
+          values: (_, all) => this.#marks(all),
         },
       ],
       cursor: {
@@ -212,6 +212,13 @@ export class Chart {
         setSelect: [(plot) => this.#selected(plot)],
       },
     };
+  }
+
+  /** What is written at the marks of the y axis: with more digits where fewer make two of them the same. */
+  #marks(all) {
+    const told = all.map((value) => (value === null ? "" : this.axis(value, all)));
+    const same = new Set(told.filter(Boolean)).size < told.filter(Boolean).length;
+    return same ? all.map((value) => (value === null ? "" : number(value, 6))) : told;
   }
 
   #selected(plot) {

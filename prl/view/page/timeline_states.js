@@ -1,4 +1,5 @@
-// What an engine or a rank may be doing: a word, a colour and a pattern each, so that no two differ by colour alone.
+// What an engine or a rank may be doing: a word, a colour and a pattern each, so that no two differ by colour alone; and
+// the order of their lanes.
 
 import { colour } from "./palette.js";
 
@@ -89,3 +90,10 @@ export function fillState(draw, state, x, y, width, height, ratio) {
   draw.fillStyle = marks;
   draw.fillRect(x, y, width, height);
 }
+
+const KINDS = ["engine", "trainer", "controller"];
+const kindOf = (lane) => (KINDS.findIndex((kind) => lane.startsWith(kind)) + KINDS.length + 1) % (KINDS.length + 1);
+
+/** Engines, then ranks, then the rest; engine-2 before engine-10. */
+export const ordered = (lanes) =>
+  [...lanes].sort((a, b) => kindOf(a) - kindOf(b) || a.localeCompare(b, "en", { numeric: true }));

@@ -2,7 +2,7 @@
 
 import { get, isStale, Latest } from "../api.js";
 import { empty, h, loading, put, settled, trouble } from "../dom.js";
-import { clock, day } from "../format.js";
+import { clock, day, number } from "../format.js";
 
 const PAGE = 100;
 const MAX_SHOWN = 2000;
@@ -16,7 +16,8 @@ const GRAVITY = ["debug", "info", "warning", "error", "critical"];
 const SIGNS = { warning: ["warn", "!"], error: ["bad", "✕"], critical: ["bad", "✕"] };
 const OWN = new Set(["time", "level", "event", "logger", "id"]);
 
-const plain = (value) => (typeof value === "string" ? value : JSON.stringify(value));
+const plain = (value) =>
+  typeof value === "string" ? value : typeof value === "number" ? number(value) : JSON.stringify(value);
 
 function line(event) {
   const at = Date.parse(event.time) / 1000,

@@ -8,6 +8,7 @@ import { duration, number, percent, share, words } from "../format.js";
 import { Gauges } from "../gauges.js";
 import { Keys } from "../keys.js";
 import { Timeline } from "../timeline.js";
+import { ordered } from "../timeline_states.js";
 
 const FOLLOWED_S = 60;
 const UPDATE_STATES = new Set(["publishing", "loading", "paused"]);
@@ -192,12 +193,12 @@ export function open(place) {
       } else if (!asked) {
         window = [told.begin - (told.end - told.begin) * 0.01, told.end + (told.end - told.begin) * 0.01];
       }
-      have = told;
+      have = { ...told, lanes: ordered(told.lanes) };
       put(notice);
       card.hidden = bar.hidden = false;
       card.classList.remove("stale");
-      timeline.show(told, window);
-      gauges.show(told.gauges, window);
+      timeline.show(have, window);
+      gauges.show(have.gauges, window);
       showFollow();
     } catch (error) {
       if (isStale(error)) return;

@@ -45,10 +45,10 @@ function row(group) {
         {},
         "reward ",
         h("b", {}, number(group.reward_mean, 3)),
-        ` (${number(group.reward_min, 2)} to ${number(group.reward_max, 2)})`,
+        ` (${number(group.reward_min, 2)}–${number(group.reward_max, 2)})`,
       ),
       h("span", {}, `${whole(group.length_mean)} tokens`),
-      cut > 0 && h("span", {}, `${cut} cut off`),
+      cut > 0 && h("span", {}, `${cut} cut`),
     ),
   ];
 }
