@@ -105,13 +105,13 @@ def row(name: str, slots: str, make_buffer: Callable[[Config], Buffer], num_step
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=60, help="of each simulation; a quarter is left out")
+    parser.add_argument("--steps", type=int, default=80, help="of each simulation; a quarter is left out")
     num_steps = parser.parse_args().steps
     fifo = parts.make_buffer
-    rows = [row("fifo", f"bound {k}", fifo, num_steps, f"pipeline.max_lag={k}") for k in (2, 4, 6, 8)]
-    for k, batches in ((4, 2), (4, 3)):
+    rows = [row("fifo", f"bound {k}", fifo, num_steps, f"pipeline.max_lag={k}") for k in (2, 4, 8, 12, 16, 20, 28)]
+    for k, batches in ((4, 2), (4, 3), (8, 4), (8, 6)):
         rows.append(row(f"window of {batches}", f"as bound {k}", windowed(batches), num_steps, f"pipeline.max_lag={k}"))
-    rows.append(row("shortest", "as bound 4", shortest, num_steps, "pipeline.max_lag=4"))
+    rows += [row("shortest", f"as bound {k}", shortest, num_steps, f"pipeline.max_lag={k}") for k in (4, 8)]
     rows.append(row("paper", "512 streams", fifo, num_steps))
     print(table(rows))
 

@@ -193,6 +193,11 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     step_timeout_s: PositiveFloat = 600.0
     """Deadline of one training step, and of one save or export."""
 
+    @property
+    def num_local_ranks(self) -> int:
+        """Ranks that are started here."""
+        return 0 if self.launch == "external" else self.num_ranks
+
 
 class WeightsConfig(Table, frozen=True, kw_only=True):
     """``[weights]``: how a new version travels into the engines."""

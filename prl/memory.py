@@ -161,8 +161,8 @@ def estimate(config: Config, shape: ModelShape, *, on_gpu: bool) -> Need:
     logits = 2 * tokens * shape.vocabulary * DTYPE_BYTES["float32"]
     one_rank = _state(config, shape) * trainer.num_replicas // trainer.num_ranks + activations + logits
     libraries = PROCESS_GIB["controller"]
-    libraries += engine.num_local * PROCESS_GIB["engine"] + trainer.num_ranks * PROCESS_GIB["rank"]
-    total = engine.num_local * one_engine + trainer.num_ranks * one_rank + int(libraries * GIB)
+    libraries += engine.num_local * PROCESS_GIB["engine"] + trainer.num_local_ranks * PROCESS_GIB["rank"]
+    total = engine.num_local * one_engine + trainer.num_local_ranks * one_rank + int(libraries * GIB)
     return Need(engine=one_engine, rank=one_rank, total=total)
 
 

@@ -121,7 +121,7 @@ def engine_devices(config: Config, place: int) -> list[int]:
     """The GPUs of the engine at ``place``: in order, those of the trainer's ranks (``launch.py``) left out."""
     size, first = config.engine.tensor_parallel_size, place * config.engine.tensor_parallel_size
     if place >= config.engine.num_local and config.trainer.device != "cpu":
-        first += config.trainer.num_ranks
+        first += config.trainer.num_local_ranks
     return list(range(first, first + size))
 
 
@@ -139,6 +139,7 @@ def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None)
 def transport_of(config: Config) -> str:
     """The weight transport: ``auto`` is nccl where vLLM and the trainer have GPUs of their own, gloo elsewhere.
 
+    Of ranks on other machines it is known by ``trainer.device = "cuda"`` alone.
     Adapters alone can only be merged by prl's own receivers, which are gloo's.
     """
     if config.weights.transport != "auto":
@@ -148,7 +149,9 @@ def transport_of(config: Config) -> str:
     kind, _ = engine_kind(config)
     if config.trainer.kind == "simulated" or config.trainer.device == "cpu" or kind not in {"vllm", "server"}:
         return "gloo"
-    wanted = config.engine.num_local * config.engine.tensor_parallel_size + config.trainer.num_ranks
+    if config.trainer.launch == "external" and config.trainer.device != "cuda":
+        return "gloo"
+    wanted = config.engine.num_local * config.engine.tensor_parallel_size + config.trainer.num_local_ranks
     return "nccl" if len(gpu_memory()) >= wanted else "gloo"
 
 
@@ -157,7 +160,7 @@ def engine_cores(config: Config, cores: list[int]) -> list[list[int] | None]:
 
     None each where that is less than one a worker: then all share, and the kernel decides.
     """
-    spare = cores[1 + config.trainer.num_ranks :]
+    spare = cores[1 + config.trainer.num_local_ranks :]
     num_engines = config.engine.num_local
     share = len(spare) // max(1, num_engines)
     if share < config.engine.tensor_parallel_size:

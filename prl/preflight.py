@@ -69,7 +69,7 @@ def room_for(config: Config, num_engines: int) -> None:
     folder = None if engine_kind(config)[0] == "simulated" else local_folder(resolve_model(config.model))
     if folder is None:  # a hub name that was never downloaded is loaded by now; there is nothing to read
         return
-    engine, num_ranks = msgspec.structs.replace(config.engine, count=num_engines), config.trainer.num_ranks
+    engine, num_ranks = msgspec.structs.replace(config.engine, count=num_engines), config.trainer.num_local_ranks
     gpus = [] if config.trainer.device == "cpu" else memory.gpu_memory()
     wanted = num_engines * engine.tensor_parallel_size + num_ranks
     if gpus and wanted > len(gpus):
@@ -232,7 +232,7 @@ def _on_cpu(need: memory.Need) -> Finding:
 
 
 def _on_gpus(config: Config, need: memory.Need, gpus: list[int]) -> list[Finding]:
-    engine, num_ranks = config.engine, config.trainer.num_ranks
+    engine, num_ranks = config.engine, config.trainer.num_local_ranks
     wanted = engine.num_local * engine.tensor_parallel_size + num_ranks
     share = int(min(gpus) * engine.gpu_memory_utilization) * engine.tensor_parallel_size
     if engine.num_local and need.engine > share:
@@ -240,7 +240,7 @@ def _on_gpus(config: Config, need: memory.Need, gpus: list[int]) -> list[Finding
             f"memory: an engine needs at least {_gib(need.engine)} and may use {_gib(share)} (engine."
             "gpu_memory_utilization, engine.tensor_parallel_size): raise one of them or lower engine.max_model_len"
         )
-    if need.rank > min(gpus):
+    if num_ranks and need.rank > min(gpus):
         raise ConfigError(
             f"memory: a trainer rank needs about {_gib(need.rank)} and a GPU has {_gib(min(gpus))}: raise"
             " trainer.num_ranks, lower trainer.max_tokens_per_microbatch or set trainer.activation_checkpointing"

@@ -42,6 +42,19 @@ def test_nccl_needs_a_gpu_for_each_worker(monkeypatch: pytest.MonkeyPatch, num_g
     assert parts.transport_of(CONFIG) == transport
 
 
+@pytest.mark.parametrize(
+    ("num_gpus", "device", "transport"), [(2, "cuda", "nccl"), (2, "auto", "gloo"), (1, "cuda", "gloo")]
+)
+def test_ranks_elsewhere_take_no_gpu_here(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, device: str, transport: str
+) -> None:
+    """Two engines need two GPUs here; whether the ranks have any is what the configuration says."""
+    monkeypatch.setattr(parts, "installed", lambda _: True)
+    monkeypatch.setattr(parts, "gpu_memory", lambda: [80 << 30] * num_gpus)
+    trainer = msgspec.structs.replace(CONFIG.trainer, launch="external", device=device)
+    assert parts.transport_of(msgspec.structs.replace(CONFIG, trainer=trainer)) == transport
+
+
 def test_the_transformers_engine_takes_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without vLLM there is no nccl backend, however many GPUs there are."""
     monkeypatch.setattr(parts, "installed", lambda _: False)

@@ -55,8 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write it; the exit code."""
     from prl.check import cross_check  # noqa: PLC0415 - --help stays quick
-    from prl.launching.layout import TOKEN, layout_of, notes, secrets_stay_out  # noqa: PLC0415 - the same
+    from prl.launching.layout import layout_of, notes, secrets_stay_out  # noqa: PLC0415 - the same
     from prl.settings import load_config  # noqa: PLC0415 - the same
+    from prl.trainer.launch import TOKEN  # noqa: PLC0415 - the same
 
     config = load_config(arguments.config, arguments.set)
     cross_check(config, {TOKEN: "made when the job starts"})

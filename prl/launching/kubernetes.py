@@ -20,12 +20,12 @@ from prl.launching.layout import (
     FIRST_SERVER_PORT,
     MEETING_PORT,
     RANKS_PORT,
-    TOKEN,
     Layout,
     find_model,
-    server_arguments,
+    server_words,
 )
 from prl.settings import to_toml_without_secrets
+from prl.trainer.launch import TOKEN
 
 STOPPED = 75
 """Exit code of a controller that was stopped and saved: EX_TEMPFAIL."""
@@ -46,7 +46,9 @@ def manifests(config: Config, layout: Layout, *, image: str, claim: str, namespa
     """
     scripts = {"config.toml": to_toml_without_secrets(config), "controller.sh": _controller(layout)}
     if not layout.is_single:
-        scripts |= {"engine.sh": _engine(config, layout), "trainer.sh": _trainer(layout)}
+        scripts |= {"trainer.sh": _trainer(layout)}
+    if layout.num_engines:
+        scripts |= {"engine.sh": _engine(config, layout)}
     made = [
         _object("v1", "ConfigMap", layout, data=scripts),
         _object("v1", "Service", layout, spec=_service(layout)),
@@ -58,6 +60,8 @@ def manifests(config: Config, layout: Layout, *, image: str, claim: str, namespa
             "trainer": (layout.num_trainer_nodes, layout.ranks_per_node),
         }
         for part, (count, num_gpus) in jobs.items():
+            if not count:
+                continue
             pod = _pod(layout, part, num_gpus, image, claim, restart="OnFailure")
             made.append(_object("batch/v1", "Job", layout, part, spec=_indexed_job(count, pod)))
     if namespace is not None:
@@ -68,8 +72,8 @@ def manifests(config: Config, layout: Layout, *, image: str, claim: str, namespa
 
 def variables(layout: Layout) -> list[str]:
     """What the Secret must have."""
-    own = [] if layout.is_single else [TOKEN, API_KEY]
-    return [*own, *layout.variables]
+    own = [*([] if layout.is_single else [TOKEN]), *([API_KEY] if layout.num_engines else [])]
+    return [*own, *(each for each in layout.variables if each not in own)]
 
 
 def to_yaml(made: list[dict[str, Any]], layout: Layout) -> str:
@@ -105,7 +109,8 @@ def _comments(layout: Layout) -> str:
 
 
 def _parts(layout: Layout) -> list[str]:
-    return ["controller"] if layout.is_single else ["controller", "engine", "trainer"]
+    engines = ["engine"] if layout.num_engines else []
+    return ["controller"] if layout.is_single else ["controller", *engines, "trainer"]
 
 
 def _object(version: str, kind: str, layout: Layout, part: str | None = None, **content: Any) -> dict[str, Any]:
@@ -201,13 +206,10 @@ def _controller(layout: Layout) -> str:
     if not layout.is_single:
         name = f"prl-{layout.name}"
         servers = [f"'http://{name}-engine-{i}.{name}:{FIRST_SERVER_PORT}'" for i in range(layout.num_engines)]
-        settings = [
-            "engine.kind=server",
-            f"engine.api_key_env={API_KEY}",
-            f"engine.servers=[{','.join(servers)}]",
-            "trainer.launch=external",
-            f"trainer.listen=0.0.0.0:{RANKS_PORT}",
-        ]
+        settings = ["trainer.launch=external", f"trainer.listen=0.0.0.0:{RANKS_PORT}"]
+        if servers:
+            listed = f"engine.servers=[{','.join(servers)}]"
+            settings += ["engine.kind=server", f"engine.api_key_env={API_KEY}", listed]
         elsewhere = "".join(f" \\\n  --set {shlex.quote(each)}" for each in settings)
     return f"""\
 set -euo pipefail
@@ -231,11 +233,11 @@ exit "$code"
 
 
 def _engine(config: Config, layout: Layout) -> str:
-    arguments = " ".join(map(shlex.quote, server_arguments(config)))
+    environment, arguments = server_words(config)
     return f"""\
 set -euo pipefail
 ended={_RUNS}/{layout.name}/ended
-export VLLM_SERVER_DEV_MODE=1
+export {environment}
 {find_model(config)}
 vllm serve "$model" --host 0.0.0.0 --port {FIRST_SERVER_PORT} {arguments} &
 server=$!

@@ -19,13 +19,14 @@ from typing import Any
 import msgspec
 
 from prl.config import Config
+from prl.engines.server_command import KEY_VARIABLE, server_command, server_environment
 from prl.errors import ConfigError
 from prl.hidden import ENVIRONMENT, is_reference, without_secrets
 
 RANKS_PORT, MEETING_PORT, FIRST_SERVER_PORT = 29400, 29500, 8000
 """Where ranks connect to the controller, where torchruns meet, and where an engine's server listens."""
-TOKEN, API_KEY = "PRL_TOKEN", "VLLM_API_KEY"
-"""Variables with the secrets of the parts among themselves."""
+API_KEY = KEY_VARIABLE
+"""The variable with the secret of the engines that are started here; that of the ranks is ``trainer.launch.TOKEN``."""
 _MARGIN_S = 60
 _LONGEST_NAME = 40
 
@@ -40,7 +41,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus_wanted: int
     """GPUs that the run uses, all machines together."""
     num_engines: int
-    """``vllm serve`` processes; 0 where everything is on one machine."""
+    """``vllm serve`` processes to start; 0 where everything is on one machine, or the servers are there already."""
     gpus_per_engine: int
     num_trainer_nodes: int
     """0 where everything is on one machine."""
@@ -62,7 +63,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_engine_nodes(self) -> int:
-        """Machines with engines; the controller is on the first."""
+        """Machines with engines. The controller is on the first of all machines."""
         return math.ceil(self.num_engines / self.engines_per_node)
 
     @property
@@ -87,8 +88,13 @@ def layout_of(config: Config, num_gpus: int) -> Layout:
             f"engine.tensor_parallel_size = {engine.tensor_parallel_size} is more than the {num_gpus} GPUs of a node"
             " (--gpus-per-node): an engine stays on one machine"
         )
-    wanted = engine.count * engine.tensor_parallel_size + trainer.num_ranks
+    wanted = engine.num_local * engine.tensor_parallel_size + trainer.num_ranks
     fits = wanted <= num_gpus
+    if engine.servers and engine.num_local and not fits:
+        raise ConfigError(
+            f"engine.servers lists {len(engine.servers)} servers, and engine.count = {engine.count} more would be"
+            " started with a key of their own: list all of them and set engine.kind = 'server', or none"
+        )
     ranks_per_node = min(trainer.num_ranks, num_gpus)
     if not fits and trainer.num_ranks % ranks_per_node:
         lower = trainer.num_ranks // num_gpus * num_gpus
@@ -100,7 +106,7 @@ def layout_of(config: Config, num_gpus: int) -> Layout:
         name=_host_name(config.run.name),
         num_gpus=num_gpus,
         num_gpus_wanted=wanted,
-        num_engines=0 if fits else engine.count,
+        num_engines=0 if fits else engine.num_local,
         gpus_per_engine=engine.tensor_parallel_size,
         num_trainer_nodes=0 if fits else trainer.num_ranks // ranks_per_node,
         ranks_per_node=ranks_per_node,
@@ -140,18 +146,13 @@ def secrets_stay_out(config: Config) -> None:
         )
 
 
-def server_arguments(config: Config) -> list[str]:
-    """``vllm serve`` as prl's engines need it, but for model, host and port (``docs/servers.md``)."""
-    engine, backend = config.engine, "gloo" if config.weights.transport == "gloo" else "nccl"
-    return [
-        *("--tokens-only", "--skip-tokenizer-init"),
-        *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
-        *("--dtype", engine.dtype, "--max-model-len", str(engine.max_model_len)),
-        *("--max-num-seqs", str(engine.max_num_seqs + 1)),
-        *("--tensor-parallel-size", str(engine.tensor_parallel_size)),
-        *("--gpu-memory-utilization", f"{engine.gpu_memory_utilization:g}"),
-        *("--weight-transfer-config", f'{{"backend": "{backend}"}}'),
-    ]
+def server_words(config: Config) -> tuple[str, str]:
+    """Environment and arguments of ``vllm serve`` as words of a shell, but for model, host and port."""
+    transport = "gloo" if config.weights.transport == "gloo" else "nccl"
+    command = server_command("", config.engine, transport, host="", port=0, on_cpu=False)
+    arguments = command[command.index("--port") + 2 :]
+    environment = server_environment(config.engine, on_cpu=False)
+    return " ".join(f"{name}={value}" for name, value in environment.items()), shlex.join(arguments)
 
 
 def find_model(config: Config) -> str:

@@ -20,11 +20,11 @@ from prl.launching.layout import (
     FIRST_SERVER_PORT,
     MEETING_PORT,
     RANKS_PORT,
-    TOKEN,
     Layout,
     find_model,
-    server_arguments,
+    server_words,
 )
+from prl.trainer.launch import TOKEN
 
 _LONGEST_SIGNAL_S = 65535
 """Slurm's own limit on the seconds of ``--signal``."""
@@ -55,7 +55,9 @@ def job_script(
     parts = [
         _directives(layout, time, options),
         _beginning(layout, config_path, run_dir),
-        *([] if layout.is_single else [_servers(config, layout), _ranks(layout)]),
+        *([] if layout.is_single else [_nodes()]),
+        *([_servers(config, layout)] if layout.num_engines else []),
+        *([] if layout.is_single else [_ranks(layout)]),
         _controller(layout, overrides),
     ]
     return "\n".join(parts)
@@ -93,14 +95,20 @@ mkdir -p "$run/logs"
 {asked}"""
 
 
-def _servers(config: Config, layout: Layout) -> str:
-    arguments = " ".join(map(shlex.quote, server_arguments(config)))
+def _nodes() -> str:
     return f"""\
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 secret() {{ od -An -N16 -tx1 /dev/urandom | tr -d ' \\n'; }}
 {TOKEN}="$(secret)"
+export {TOKEN}
+"""
+
+
+def _servers(config: Config, layout: Layout) -> str:
+    environment, arguments = server_words(config)
+    return f"""\
 {API_KEY}="$(secret)"
-export {TOKEN} {API_KEY}
+export {API_KEY}
 {find_model(config)}
 
 # {layout.num_engines} engines of {layout.gpus_per_engine} GPUs, {layout.engines_per_node} a node.
@@ -109,7 +117,7 @@ serve() {{
   local number="$1" node="$2" port="$3" gpus="$4"
   while true; do
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" --output="$run/logs/server-$number.log" --open-mode=append \\
-      env CUDA_VISIBLE_DEVICES="$gpus" VLLM_SERVER_DEV_MODE=1 \\
+      env CUDA_VISIBLE_DEVICES="$gpus" {environment} \\
       vllm serve "$model" --host 0.0.0.0 --port "$port" {arguments} || true
     sleep {_AGAIN_S}
   done
@@ -148,9 +156,11 @@ def _controller(layout: Layout, overrides: Sequence[str]) -> str:
     given = "".join(f" --set {shlex.quote(each)}" for each in overrides)
     elsewhere = ""
     if not layout.is_single:
-        elsewhere = (
-            f" \\\n  --set engine.kind=server --set engine.api_key_env={API_KEY} --set trainer.launch=external \\\n"
-            f'  --set trainer.listen=0.0.0.0:{RANKS_PORT} --set "engine.servers=[$(IFS=,; echo "${{servers[*]}}")]"'
+        elsewhere = f" \\\n  --set trainer.launch=external --set trainer.listen=0.0.0.0:{RANKS_PORT}"
+    if layout.num_engines:
+        elsewhere += (
+            f" \\\n  --set engine.kind=server --set engine.api_key_env={API_KEY}"
+            ' --set "engine.servers=[$(IFS=,; echo "${servers[*]}")]"'
         )
     return f"""\
 resume=()

@@ -95,6 +95,19 @@ def test_secrets_are_references(large: Path, tmp_path: Path) -> None:
     assert '--from-literal=JUDGE_KEY="$JUDGE_KEY"' in head
 
 
+def test_servers_that_are_there_are_not_started(large: Path, tmp_path: Path) -> None:
+    """Where the TOML lists them all there is no Job of engines, and their key is one of the Secret's."""
+    own = ["--set", "engine.kind=server", "engine.servers=['http://far:8000']", "engine.api_key_env=MY_KEY"]
+    made = _written(large, tmp_path, *own)
+    jobs = {each["metadata"]["name"]: each["spec"] for each in made if each["kind"] == "Job"}
+    assert set(jobs) == {"prl-big-run-1-controller", "prl-big-run-1-trainer"}
+    scripts = _named(made, "ConfigMap", "prl-big-run-1")["data"]
+    assert set(scripts) == {"config.toml", "controller.sh", "trainer.sh"}
+    assert "engine.servers" not in scripts["controller.sh"]
+    env = _container(jobs["prl-big-run-1-controller"])["env"]
+    assert [one["name"] for one in env if "valueFrom" in one] == ["PRL_TOKEN", "JUDGE_KEY", "MY_KEY"]
+
+
 def test_the_configuration_travels_whole(large: Path, tmp_path: Path) -> None:
     """With what was set on the command line, and so that it loads again."""
     made = _written(large, tmp_path, "--set", "seed=3", "--namespace", "research")

@@ -45,6 +45,11 @@ def test_what_fits_on_one_machine_stays_there(
         (["trainer.num_ranks=12"], 8, r"trainer\.num_ranks = 12 does not fill nodes of 8 GPUs.*8 or 16"),
         (["engine.tensor_parallel_size=16"], 8, r"engine\.tensor_parallel_size = 16 is more than the 8 GPUs"),
         ([], 0, r"--gpus-per-node = 0"),
+        (
+            ["engine.servers=['http://a:1']", "engine.count=8"],
+            8,
+            r"engine\.servers lists 1 servers, and engine\.count = 8",
+        ),
         (["trainer.kind=simulated", "engine.kind=simulated"], 8, r"'simulated' needs no scheduler"),
     ],
 )

@@ -141,6 +141,23 @@ def test_a_job_that_is_stopped_saves_and_is_queued_again(large: Path, tmp_path: 
     assert sum("PRL_TRAINER_ADDRESS=node-1:29400" in each for each in environments) == 1
 
 
+def test_servers_that_are_there_are_not_started(large: Path, tmp_path: Path) -> None:
+    """Where the TOML lists them all, the ranks alone are started; the controller is on their first machine."""
+    own = ["--set", "engine.kind=server", "engine.servers=['http://far:8000']", "engine.api_key_env=MY_KEY"]
+    script = _script(large, tmp_path, *own)
+    assert "#SBATCH --nodes=2\n" in script
+    assert "vllm serve" not in script
+    with submitted(tmp_path, JUDGE_KEY="hush", MY_KEY="hush") as job:
+        _wait_for(tmp_path / "calls", "started", 1)
+        _wait_for(tmp_path / "calls", "srun.*", 1)
+        job.send_signal(signal.SIGTERM)
+        assert job.wait(20) == 0
+    arguments = (tmp_path / "calls" / "prl").read_text().splitlines()
+    assert [each for each in arguments if each.startswith("engine.")] == own[1:]
+    (ranks,) = [path.read_text() for path in (tmp_path / "calls").glob("srun.*")]
+    assert "--nodelist=node-1,node-2 " in ranks
+
+
 def test_a_job_that_failed_is_not_queued_again(tmp_path: Path) -> None:
     """Its exit code is the run's; on one machine nothing but `prl run` is started, and it resumes what is there."""
     _script(Path("configs/math.toml"), tmp_path)

@@ -16,10 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prl.engines.server_command import KEY_VARIABLE, server_command, server_environment
+from prl.models import resolve_model
+from prl.settings import load_config
 from tests.network.layout import Network
 
 ROOT = Path(__file__).parent.parent.parent
-TOKEN = "a secret for this test alone"
+CONFIG = ROOT / "configs/math.toml"
+TOKEN, API_KEY = "a secret for this test alone", "another one"
 LISTEN_PORT, MEETING_PORT, SERVER_PORT = 29400, 29500, 8000
 POLL_S = 0.2
 KILL_S = 10.0
@@ -39,9 +43,8 @@ class Cluster:
         address = f"{self.network.address('controller')}:{LISTEN_PORT}"
         every = {"trainer.launch": "external", "trainer.listen": address, **settings}
         assignments = [f"{name}={value}" for name, value in every.items()]
-        config = str(ROOT / "configs/math.toml")
-        command = ["-m", "prl", "run", config, "--plain", "--run-dir", str(self.run_dir), "--set", *assignments]
-        self._start("controller", "controller", command, {"PRL_TOKEN": TOKEN})
+        command = ["-m", "prl", "run", str(CONFIG), "--plain", "--run-dir", str(self.run_dir), "--set", *assignments]
+        self._start("controller", "controller", command, {"PRL_TOKEN": TOKEN, KEY_VARIABLE: API_KEY})
 
     def start_ranks(self, hosts: list[str]) -> None:
         """A torchrun with one rank on each of ``hosts``, which brings its rank anew when one has died."""
@@ -55,9 +58,22 @@ class Cluster:
             command = ["-m", "torch.distributed.run", *options, "-m", "prl.trainer.worker"]
             self._start(f"torchrun on {host}", host, command, variables)
 
-    def start(self, name: str, host: str, command: list[str], variables: Mapping[str, str]) -> None:
-        """Any other part: ``python COMMAND`` on ``host``."""
-        self._start(name, host, command, variables)
+    def start_servers(self, hosts: list[str], settings: Mapping[str, str]) -> dict[str, str]:
+        """``vllm serve`` on each of ``hosts``, for a run with ``settings``; what the run has to be told of them."""
+        config = load_config(CONFIG, [f"{name}={value}" for name, value in settings.items()])
+        for host in hosts:
+            own = self.network.address(host)
+            command = server_command(resolve_model(config.model), config.engine, "gloo", host=own, port=SERVER_PORT)
+            assert command[0] == sys.executable, "the build for a CPU is started by a module's name"
+            # vLLM would look for the way to the internet to find out who it is
+            variables = {"VLLM_HOST_IP": own, "GLOO_SOCKET_IFNAME": "cable", KEY_VARIABLE: API_KEY}
+            self._start(f"server on {host}", host, command[1:], server_environment(config.engine) | variables)
+        addresses = [f"'http://{self.network.address(host)}:{SERVER_PORT}'" for host in hosts]
+        return {
+            "engine.kind": "server",
+            "engine.servers": f"[{', '.join(addresses)}]",
+            "engine.api_key_env": KEY_VARIABLE,
+        }
 
     def _start(self, name: str, host: str, command: list[str], variables: Mapping[str, str]) -> None:
         with self._log(name).open("wb") as log:

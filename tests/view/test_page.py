@@ -292,6 +292,7 @@ def test_a_run_that_goes_on_is_followed_until_its_server_is_gone(browser: Browse
     visit.close()
 
 
+@pytest.mark.timeout(600)  # two processes start, the page's at low priority
 def test_a_run_shows_itself(browser: Browser, tmp_path: Path) -> None:
     """The page that ``prl run`` serves, of parts without a model, in every view; it ends with its run."""
     (tmp_path / "try.toml").write_text(SIMULATED.replace("num_steps = 3", "num_steps = 1000000"))
