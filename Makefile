@@ -5,7 +5,7 @@
 #   CONFIG=FILE           what `make run` runs
 #   BROWSER=install       before the tests, install Debian's Chromium where there is none (as root); without a browser
 #                         the tests of the page say that they are skipped
-#   ARGS="..."            more arguments for `make run`, `make test`, `make faults` and `make soak`
+#   ARGS="..."            more arguments for `make run`, `make test`, `make faults`, `make soak`, `make network`
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 TORCH_INDEX ?=
@@ -19,7 +19,7 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
 UV_COMPILE := uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra cpu --extra dev --extra math
 
-.PHONY: run test lint browser bench faults soak clean setup lock
+.PHONY: run test lint browser bench faults soak network clean setup lock
 
 run: $(READY)
 	$(BIN)/prl run $(CONFIG) $(ARGS)
@@ -78,6 +78,11 @@ faults: $(READY)
 # The default job for half an hour, with a random fault every 20 seconds.
 soak: $(READY)
 	$(BIN)/python -m tests.faults.soak --minutes 30 --every 20 $(ARGS)
+
+# The default job over network namespaces as hosts: two with a rank, two with a `vllm serve`; cables are cut and healed.
+# As root, on Linux; it takes a few minutes.
+network: $(READY)
+	PRL_NETWORK=1 $(BIN)/python -m pytest tests/test_network.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
