@@ -3,11 +3,14 @@
 #   PYTHON=python3.11     the interpreter to build .venv with: the lock is for 3.11 (by hand, prl takes newer ones too)
 #   TORCH_INDEX=URL       an index that has the CPU build of torch, where yours has only the CUDA build
 #   CONFIG=FILE           what `make run` runs
-#   ARGS="..."            more arguments for `make run`, `make test`, `make faults` and `make soak`
+#   BROWSER=install       before the tests, install Debian's Chromium where there is none (as root); without a browser
+#                         the tests of the page say that they are skipped
+#   ARGS="..."            more arguments for `make run`, `make test`, `make faults`, `make soak`, `make network`
 
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 TORCH_INDEX ?=
 CONFIG ?= configs/math.toml
+BROWSER ?=
 ARGS ?=
 
 VENV := .venv
@@ -16,12 +19,12 @@ READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps
 UV_COMPILE := uv pip compile pyproject.toml --quiet --universal --python-version 3.11 --extra cpu --extra dev --extra math
 
-.PHONY: run test lint bench faults soak clean setup lock
+.PHONY: run test lint browser bench faults soak network clean setup lock
 
 run: $(READY)
 	$(BIN)/prl run $(CONFIG) $(ARGS)
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(READY)
@@ -29,6 +32,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+browser:
+	@test "$(BROWSER)" != install || command -v chromium > /dev/null || { echo "Installing Debian's chromium."; \
+	  apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium > /dev/null 2>&1; } || \
+	  echo "Chromium could not be installed: the tests of the page in a browser will be skipped."
 
 setup: $(READY)
 
@@ -70,6 +78,11 @@ faults: $(READY)
 # The default job for half an hour, with a random fault every 20 seconds.
 soak: $(READY)
 	$(BIN)/python -m tests.faults.soak --minutes 30 --every 20 $(ARGS)
+
+# The default job over network namespaces as hosts: two with a rank, two with a `vllm serve`; cables are cut and healed.
+# As root, on Linux; it takes a few minutes.
+network: $(READY)
+	PRL_NETWORK=1 $(BIN)/python -m pytest tests/test_network.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
