@@ -21,9 +21,12 @@ import msgspec
 
 from prl.disk import Disk, append
 from prl.failure import FirstFailure, failures_to
+from prl.log import get_logger
 from prl.timeline import Span, Timeline, unix_time
 
 TIMELINE, GAUGES = "timeline.jsonl", "gauges.jsonl"
+log = get_logger(__name__)
+_THIN_AGAIN_BYTES = 4 << 20
 MAX_BYTES = {TIMELINE: 96 << 20, GAUGES: 48 << 20}
 INTERVAL_S = 1.0
 _TAIL_BYTES = 1 << 20
@@ -38,6 +41,8 @@ class Chronicle:
         """``gauges`` gives the numbers of a moment, None before there are any."""
         self._folder, self._disk, self._timeline, self._gauges = folder, disk, timeline, gauges
         self._begun = set[str]()
+        self._thinned_at: dict[str, int] = {}
+        """Bytes at which thinning is tried again, where it failed."""
 
     async def run(self, failure: FirstFailure) -> None:
         """Write until cancelled, then the rest, with which every lane ends."""
@@ -70,8 +75,13 @@ class Chronicle:
             if path.exists():
                 cut_torn_line(path)
         append(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-        if path.stat().st_size > MAX_BYTES[name]:
-            thin(path)
+        if path.stat().st_size > self._thinned_at.get(name, MAX_BYTES[name]):
+            try:
+                thin(path)
+                self._thinned_at.pop(name, None)
+            except OSError as error:  # the lines are there; the disk may have room for a shorter copy later
+                self._thinned_at[name] = path.stat().st_size + _THIN_AGAIN_BYTES
+                log.warning("a file could not be made shorter", file=str(path), why=str(error))
 
 
 def cut_torn_line(path: Path) -> None:
@@ -88,12 +98,15 @@ def cut_torn_line(path: Path) -> None:
 def thin(path: Path) -> None:
     """Make the older half of a file shorter, and put the new one in its place. Blocking."""
     half, draft = path.stat().st_size // 2, path.with_suffix(".part")
-    with path.open("rb") as old, draft.open("wb") as new:
-        new.writelines(_merged(_first(old, half)) if path.name == TIMELINE else _every_other(_first(old, half)))
-        new.writelines(old)
-        new.flush()
-        os.fsync(new.fileno())
-    draft.replace(path)
+    try:
+        with path.open("rb") as old, draft.open("wb") as new:
+            new.writelines(_merged(_first(old, half)) if path.name == TIMELINE else _every_other(_first(old, half)))
+            new.writelines(old)
+            new.flush()
+            os.fsync(new.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _first(lines: Any, num_bytes: int) -> Iterable[bytes]:

@@ -238,9 +238,9 @@ class Controller:
     async def _step(self) -> Step:
         taken = await self._take()
         groups = [group for _, group in taken]
-        with self._doing("waiting", "the proof of the weights that sampled the batch"):
-            await self._proof_of(groups)
         async with self._holding_weights():
+            with self._doing("waiting", "the proof of the weights that sampled the batch"):
+                await self._proof_of(groups)
             trained, batch = await self._train(groups)
             self._prompts.trained(trained.step, [ticket for ticket, _ in taken])
             pushed = await self._push_at_end_of_round()

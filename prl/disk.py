@@ -62,10 +62,15 @@ class Disk:
 
     def __init__(self, folder: Path, timeout_s: float) -> None:
         self._folder, self._timeout_s = folder, timeout_s
-        self.blocked: str | None = None
-        """What is wrong, while a write waits for it to be mended."""
+        self._blocks: dict[str, str] = {}
+        """What is wrong, by what waits to be written."""
         self._free = asyncio.Event()
         self._free.set()
+
+    @property
+    def blocked(self) -> str | None:
+        """What is wrong, while a write waits for it to be mended."""
+        return next(iter(self._blocks.values()), None)
 
     async def ready(self) -> None:
         """Wait until no write waits."""
@@ -95,19 +100,19 @@ class Disk:
                 if clock() - began >= self._timeout_s:
                     limit = f"run.disk_timeout_s = {self._timeout_s:g} s"
                     raise DiskError(
-                        f"{self.blocked}; it was not mended within {limit}. "
+                        f"{self._blocks[what]}; it was not mended within {limit}. "
                         "Make room and continue with --resume: no prompt is lost"
                     ) from error
                 await asyncio.sleep(RETRY_S)
                 continue
-            if self.blocked is not None:
+            if self._blocks.pop(what, None) is not None and not self._blocks:
                 log.warning("the disk takes writes again: generation goes on", seconds=round(clock() - began, 1))
-                self.blocked = None
                 self._free.set()
             return result
 
     def _block(self, what: str, error: OSError) -> None:
-        if self.blocked is None:
+        is_first = not self._blocks
+        self._blocks[what] = f"{what} cannot be written to {self._folder}: {error.strerror}"
+        if is_first:
             self._free.clear()
-            self.blocked = f"{what} cannot be written to {self._folder}: {error.strerror}"
             log.warning("the disk takes no writes: generation is paused until it does", why=self.blocked)

@@ -97,6 +97,7 @@ class Fleet:
     async def join(self) -> None:
         """Bring engines and trainer together in a new weight group, unless all that are there are in one."""
         await self.trainer.mended()
+        self.trainer.tell()  # restarts until here are no reason why what begins now may fail
         await self.engines.seats.one_is_there()
         if not (self.trainer.apart or self.engines.seats.apart):
             return

@@ -79,7 +79,8 @@ class Journal:
             await failure.guard("journal", self._write_on())
         finally:
             with failures_to(failure.set, "the end of the journal"):
-                await self.flush()
+                if self._disk.blocked is None:  # else it was waited for already
+                    await self.flush()
 
     async def _write_on(self) -> None:
         while True:

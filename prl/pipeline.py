@@ -364,7 +364,12 @@ class Pipeline:
         num_engines = self._overview.num_engines
         self.summary = self._record.summary(status, mended=mended, num_engines=num_engines, error=error)
         if self._run_is_open:
-            self._record.end(self.summary)
+            try:
+                self._record.end(self.summary)
+            except OSError as failed:  # a disk that takes nothing has said so already
+                if error is None:
+                    raise
+                log.warning("how the run ended could not be written", why=str(failed))
 
     async def _close_trackers(self) -> None:
         if self.config.trackers:

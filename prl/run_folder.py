@@ -155,7 +155,9 @@ class RunFolder:
     def open(self, config_toml: str, first_step: int) -> None:
         """Make the folder, write the configuration, and cut the lines of steps after ``first_step``."""
         self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.toml").write_text(config_toml, encoding="utf-8")
+        draft = self.path / "config.toml.part"
+        draft.write_text(config_toml, encoding="utf-8")
+        draft.replace(self.path / "config.toml")
         (self.path / "summary.json").unlink(missing_ok=True)  # of an earlier part: this one has not ended
         for name in ("metrics.jsonl", "samples.jsonl", EVALUATIONS):
             _keep_steps(self.path / name, first_step)

@@ -120,6 +120,8 @@ class WeightSync:
         self._proven: tuple[list[float], dict[str, list[float]]] | None = None
         self._expected: list[float] | None = None
         """The trainer's log-probabilities of the probe, where the push that ended last is not proven yet."""
+        self._owes_proof = False
+        """Whether the proof of a push found nobody to ask."""
         self._is_pushed = asyncio.Event()
         self._proof: Wait | None = None
         """What a proof under way waits for."""
@@ -238,7 +240,7 @@ class WeightSync:
     def _is_verified(self) -> bool:
         """Whether the push under way is to be proven; the first always is."""
         every = self._verify_every
-        return self._num_pushes == 0 or (every > 0 and self._num_pushes % every == 0)
+        return self._num_pushes == 0 or self._owes_proof or (every > 0 and self._num_pushes % every == 0)
 
     async def _prove(self) -> None:
         """Compare both sides on the probe. An engine that dies of it is mended; the others are asked again."""
@@ -253,12 +255,16 @@ class WeightSync:
                 raise_as_it_was(failed)
         else:
             return
+        if not found:  # nobody is left who could be asked: whoever comes is pushed to, and that push is proven
+            self._expected, self._owes_proof = None, True
+            self._is_pushed.clear()
+            return
         self.verify_gap = self._largest_gap(self.version, expected, found)
         self.gap_mean = max(
             (statistics.fmean(_differences(expected, of_one)) for of_one in found.values()), default=None
         )
         self._check_moved(self.version, expected, found)
-        self._proven, self._expected = (expected, found), None
+        self._proven, self._expected, self._owes_proof = (expected, found), None, False
         self._is_pushed.clear()
 
     async def _asked(self, *, resume: bool) -> dict[str, list[float]]:

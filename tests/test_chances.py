@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults.chances import look_at
 
-NUM_SEEDS = int(os.environ.get("PRL_FAULT_SEEDS", "200"))
+NUM_SEEDS = int(os.environ.get("PRL_FAULT_SEEDS", "60"))
 
 
 @pytest.mark.timeout(600)

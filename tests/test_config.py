@@ -99,7 +99,7 @@ def test_a_key_in_the_wrong_table_names_the_right_one(tmp_path: Path) -> None:
 def test_a_key_like_no_other_lists_what_there_is(tmp_path: Path) -> None:
     """No guess where nothing is near."""
     assert complaint(write(tmp_path, MINIMAL), "weights.qqq=1").endswith(
-        "unknown key, known here: transport, timeout_s, verify_every, verify_tolerance"
+        "unknown key, known here: transport, host, timeout_s, verify_every, verify_tolerance"
     )
 
 
@@ -298,6 +298,7 @@ def test_the_resolved_toml_has_every_knob_and_loads_back(tmp_path: Path) -> None
         absent = {"max_lag", "verify_tolerance", "path", "system", "clip_low", "clip_high", "mask_low", "mask_high"}
         absent |= {"estimator", "where", "max_refills", "pass_at", "alpha", "target_modules", "publish", "target_ess"}
         absent |= {"mean", "base_s", "token_s", "num_accelerators", "grain", "warmup_steps", "update_s"}
+        absent |= {"api_key_env", "listen", "host", "target_ess"}
         absent |= {"subset", "split", "task", "answer_after", "max_tokens", "min_solve_rate", "max_solve_rate", "band"}
         absent |= {"weight"} if key.startswith("data.") else set()
         assert name in text or name in absent, key

@@ -123,3 +123,21 @@ async def test_a_slow_disk_delays_its_writer_only(tmp_path: Path) -> None:
     assert (disk.blocked, writing.done()) == (None, False)
     released.set()
     assert await writing == "written"
+
+
+@in_virtual_time
+async def test_one_writer_does_not_speak_for_another(tmp_path: Path) -> None:
+    """What takes a small line may not take a large one: generation waits until nobody waits to write."""
+    disk, has_room = Disk(tmp_path, 60.0), asyncio.Event()
+
+    def large() -> None:
+        if not has_room.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(disk.write("samples.jsonl", large))
+        await asyncio.sleep(0.5)
+        await disk.write("timeline.jsonl", lambda: None)
+        assert disk.blocked == f"samples.jsonl cannot be written to {tmp_path}: No space left on device"
+        has_room.set()
+    assert disk.blocked is None

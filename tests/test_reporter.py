@@ -46,7 +46,7 @@ class Run:
         self.num_retries = 0
         seats = SimpleNamespace(num_restarts=0)
         self.engines: Any = SimpleNamespace(
-            seats=seats, statistics=lambda: SimpleNamespace(tokens_generated=self.tokens, busy_s=self.now)
+            seats=seats, statistics=lambda: SimpleNamespace(tokens_generated=self.tokens, busy_s=self.now, stream_s=0.0)
         )
         self.trainer: Any = SimpleNamespace(restarts=0, statistics=lambda: {"restarts": self.trainer.restarts})
         self.rollout: Any = SimpleNamespace(num_moved=0, num_handed_over=0, members_dropped=Counter())

@@ -224,6 +224,24 @@ async def test_a_version_is_proven_before_the_next_is_pushed() -> None:
 
 
 @in_virtual_time
+async def test_a_proof_that_nobody_answers_is_owed() -> None:
+    """Where no engine was left to ask, the next push is proven, whatever ``verify_every`` says."""
+    answers = iter([{"engine-0": [-1.0, -2.0]}, {}, {"engine-0": [-1.0, -9.0]}])
+
+    async def engines_score() -> Any:
+        return next(answers)
+
+    fakes = Fakes(engines_score=engines_score)
+    sync = make_sync(fakes.trainer, fakes.engines, verify_every=2)
+    for version in range(3):
+        await sync.push(version)
+    await sync.prove()
+    await sync.push(3)
+    with pytest.raises(WeightSyncError, match="engine-0 does not serve the trainer's weights of version 3"):
+        await sync.prove()
+
+
+@in_virtual_time
 async def test_an_engine_that_dies_of_the_proof_is_mended() -> None:
     """The others, which mending has paused, go on and are asked again; nobody is asked who is paused."""
     deaths = [EngineDeadError("engine-1 died")]

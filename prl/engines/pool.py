@@ -313,6 +313,7 @@ class EnginePool:
             if known := self.seats.known_to_serve():
                 seat = self.seats.at(self._placement.place(group, known))
                 if seat.serves:
+                    seat.lane.streams(self._placement.running[seat.index])
                     return seat
                 self._placement.leave(group, seat.index)
             if usable := self.seats.serving():

@@ -181,8 +181,8 @@ class Asked:
 
     def said(self, opinion: Opinion) -> str:
         """What the reward said with its value, in a line for people that can be written anywhere."""
-        text = ": ".join(part for part in (opinion.reason, opinion.detail) if part)[:MAX_MESSAGE]
-        return cleared(text, self._secrets).encode(errors="replace").decode()
+        text = cleared(": ".join(part for part in (opinion.reason, opinion.detail) if part), self._secrets)
+        return text[:MAX_MESSAGE].encode(errors="replace").decode()  # cut last, or the beginning of a secret would pass
 
     def _failed(self, reason: str, what: str, prompt: Prompt, *, passes: bool) -> _Failed:
         message = cleared(f"prompt {prompt.id}: the reward {self.label!r} {what}", self._secrets)

@@ -187,7 +187,7 @@ class Sender:
 
     def _note(self, doing: str) -> None:
         """Write how far it is. A disk that takes nothing is the run's business."""
-        self._state.doing, self._state.since = doing, time.time()
+        self._state.doing, self._state.since = doing, time.monotonic()
         try:
             state_file.write(self._run_dir, self._label, self._state)
         except OSError as error:

@@ -36,7 +36,7 @@ log = get_logger(__name__)
 class Feed:
     """See the module: ``open``, ``watch`` beside the run, ``close`` when ``summary.json`` is there."""
 
-    def __init__(self, config: Config, run_dir: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, config: Config, run_dir: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._run_dir, self._clock = run_dir, clock
         labels = labels_of(config.trackers)
         self._fed = [_Fed(run_dir, label, config.trackers[at], at, clock) for at, label in enumerate(labels)]

@@ -29,7 +29,7 @@ class State(msgspec.Struct, kw_only=True):
     doing: str = ""
     """The call under way: ``open``, ``log`` or ``finish``; empty while none is."""
     since: float = 0.0
-    """Since when, in seconds since 1970."""
+    """Since when, on the machine's monotonic clock, which its processes have in common."""
     error: str = ""
     """What the last call ended with; empty where it went well."""
     num_errors: int = 0

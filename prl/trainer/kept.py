@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,8 +97,9 @@ class KeptTrainer:
 
     async def train(self, batch: Batch) -> TrainReport:
         """One optimiser step on ``batch``."""
-        with self._during("training", step=batch.step + 1):
-            return await self._kept(lambda trainer: trainer.train(batch))
+        return await self._kept(
+            lambda trainer: trainer.train(batch), lambda: self._during("training", step=batch.step + 1)
+        )
 
     async def publish(self, update: WeightUpdate) -> None:
         """Send the current weights. A death here is not mended here: the engines have to join again."""
@@ -112,13 +113,11 @@ class KeptTrainer:
 
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a complete checkpoint."""
-        with self._during("saving", "a checkpoint"):
-            await self._kept(lambda trainer: trainer.save(folder, state))
+        await self._kept(lambda trainer: trainer.save(folder, state), lambda: self._during("saving", "a checkpoint"))
 
     async def export(self, folder: Path) -> None:
         """Write the weights for others."""
-        with self._during("saving", "the export"):
-            await self._kept(lambda trainer: trainer.export(folder))
+        await self._kept(lambda trainer: trainer.export(folder), lambda: self._during("saving", "the export"))
 
     async def failed(self) -> str:
         """Wait for a death that is not mended, and return why; others are mended here, unless a command was first."""
@@ -189,13 +188,16 @@ class KeptTrainer:
                     self._note(trainer, death)
                 raise
 
-    async def _kept(self, call: Callable[[Trainer], Awaitable[T]]) -> T:
-        """Ask until one lives long enough to answer."""
+    async def _kept(
+        self, call: Callable[[Trainer], Awaitable[T]], during: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> T:
+        """Ask until one lives long enough to answer; the lanes say ``during`` while one is asked."""
         async with self._alone():
             while True:
                 await self._replace_dead()
                 try:
-                    return await call(self._trainer)
+                    with during():
+                        return await call(self._trainer)
                 except TrainerDeadError as death:
                     self._dead = death
 

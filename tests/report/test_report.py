@@ -97,7 +97,8 @@ def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path, capsys: pytest
     (run / "config.toml").write_text("half = [")
     (run / "samples.jsonl").write_text('{"step": 1')
     assert main(["report", str(run)]) == 0
-    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    said = f"{run / 'report.html'}\nno picture: {run.name}: nothing was recorded that could be drawn\n"
+    assert capsys.readouterr().out == said
     text = Document((run / "report.html").read_text()).text
     assert "No step was recorded." in text
     assert "killed" in text

@@ -59,7 +59,7 @@ async def test_values_may_have_reasons_and_be_none() -> None:
     async with serving(answer) as service:
         assert await score(service, 2, batch_wait_s=0.2) == [
             Abstained(reason="reward_abstained"),
-            Score(reward=0.5, parts={"http": 0.5}),
+            Score(reward=0.5, parts={"http": 0.5}, messages={"http": "short"}),
         ]
 
 

@@ -46,7 +46,8 @@ async def judged(said: Any, **options: Any) -> tuple[Verdict, Service]:
 async def test_the_last_line_is_the_score(said: str, reward: float) -> None:
     """It is scaled to 0 to 1."""
     verdict, _ = await judged(said)
-    assert verdict == Score(reward=reward, parts={"judge": reward})
+    assert isinstance(verdict, Score)
+    assert verdict.parts == {"judge": reward}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ async def test_what_the_judge_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_another_scale() -> None:
     """The middle of the scale is a half."""
     verdict, _ = await judged("Score: 3", min_score=1.0, max_score=5.0)
-    assert verdict == Score(reward=0.5, parts={"judge": 0.5})
+    assert verdict == Score(reward=0.5, parts={"judge": 0.5}, messages={"judge": "Score: 3"})
 
 
 def test_bad_options_are_found_before_anything_starts() -> None:

@@ -115,7 +115,8 @@ async def test_formulas_that_the_rules_do_not_know(gold: str, answer: str, value
     """Integrals and sums are left to math-verify, as a whole: a number in what cannot be read is no answer."""
     async with Scorer([math(num_workers=1)]) as scorer:
         verdict = await scorer.score(completion(rf"\boxed{{{answer}}}"), prompt(gold))
-        assert verdict == Score(reward=value, parts={"math": value})
+        assert isinstance(verdict, Score)
+        assert (verdict.reward, verdict.parts) == (value, {"math": value})
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ class Clock:
 
     def __call__(self) -> float:
         """The time: at least the real one, which the state files have."""
-        return time.time() + self.now
+        return time.monotonic() + self.now
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
