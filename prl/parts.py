@@ -326,7 +326,7 @@ def judge_of(config: Config, scorer: Scorer) -> Judge:
     """What judges a completion: the rewards, and the environment where there is one."""
     if config.environment.name == SINGLE_TURN:
         return scorer.score
-    return judged_with(scorer.score if config.rewards else None)
+    return judged_with(scorer.score if config.rewards else None, scorer.labels)
 
 
 def group_judge_of(config: Config, scorer: Scorer) -> GroupJudge | None:

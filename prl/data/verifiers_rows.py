@@ -71,13 +71,18 @@ def train_rows(environment: Any, named: Named, needs: Needs) -> ArrowRows:
         dataset = environment.get_dataset()
     except ValueError as error:
         raise ConfigError(f"the environment {named.env!r} of verifiers has no data to train on: {error}") from error
+    if not len(dataset):
+        raise ConfigError(
+            f"the environment {named.env!r} of verifiers has no data to train on: its data set has no rows. See"
+            " environment.options.args, which may choose or filter it"
+        )
     return _rows(dataset, f"verifiers {named.env}", needs)
 
 
 def held_out_rows(environment: Any, named: Named, needs: Needs) -> ArrowRows | None:
     """Its own held-out rows; None where it has none."""
     dataset = environment.build_eval_dataset()
-    return None if dataset is None else _rows(dataset, f"verifiers {named.env} [eval]", needs)
+    return None if dataset is None or not len(dataset) else _rows(dataset, f"verifiers {named.env} [eval]", needs)
 
 
 def _rows(dataset: Any, name: str, needs: Needs) -> ArrowRows:

@@ -12,8 +12,9 @@ returns). Every token that the model sampled is trained, with the advantage of t
 
 An environment that cannot go on now (a service is down) raises OSError, RewardError or aiohttp's ClientError: the
 episode is played once more and then leaves its group, counted as ``dropped_environment_error``. What it raises because
-its session said that the episode is over, or that a turn came to nothing, ends the episode as the session said. Any
-other exception is a bug in the environment and ends the run as it is.
+its session said that the episode is over, or that a turn came to nothing, ends the episode as the session said; once it
+has set ``session.is_judging = True``, since from there on it only judges, nothing is taken for that. Any other
+exception is a bug in the environment and ends the run as it is.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Invariants:
 - Whatever an environment does with the errors of its session, an engine's end or a bug in a stream ends the run as it
   was, and an episode without a turn is none.
 - What an environment raises because its session said no (it is over, a turn failed) is answered by that; so is whatever
-  it raises then behind a gateway, where a client makes its own exception of that answer.
+  it raises then behind a gateway, where a client makes its own exception of that answer. What it raises while it judges
+  is excused by nothing: a reward that fails is never a 0.
 - The score of an episode is what ``[[rewards]]`` say of its last turn, and what its environment gave; an environment
   without them needs none.
 """
@@ -13,14 +14,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, Self
 
 from prl.engines.base import Decoding
 from prl.environments.base import Environment
 from prl.environments.session import Address, Limits, Session
-from prl.errors import EpisodeError
+from prl.errors import EpisodeError, PluginError
 from prl.failure import raise_as_it_was
 from prl.log import get_logger
 from prl.rewards.breaker import is_failure
@@ -100,13 +101,14 @@ class Episodes:
     def _take(self, session: Session, returned: Any) -> None:
         """What an environment returns is a reward."""
         if returned is not None:
+            session.is_judging = True
             session.reward(returned)
 
     def _sorted(self, error: Exception, session: Session) -> Dropped | None:
         """What an exception of the environment makes of its episode; None: it is over. A bug is raised."""
         if session.error is not None:
             return None
-        answers = self._door is not None or _stems_from_session(error)
+        answers = not session.is_judging and (self._door is not None or _stems_from_session(error))
         if answers and (session.over is not None or session.failure is not None):
             return session.failure
         if is_failure(error):
@@ -125,12 +127,16 @@ def _stems_from_session(error: BaseException | None) -> bool:
     return False
 
 
-def judged_with(judge: Judge | None) -> Judge:
-    """A judge that adds what the environment gave to what ``judge`` says; None: that is all there is."""
+def judged_with(judge: Judge | None, labels: Collection[str] = ()) -> Judge:
+    """A judge that adds what the environment gave to what ``judge`` says; None: that is all there is.
+
+    ``labels`` are the names of the rewards, which no part of the environment's may have: PluginError.
+    """
 
     async def judged(completion: Completion, prompt: Prompt) -> Verdict:
+        _check_parts(completion, labels)
         verdict = Score(reward=0.0) if judge is None else await judge(completion, prompt)
-        return _with_rewards(verdict, completion)
+        return _with_rewards(verdict, completion, labels)
 
     return judged
 
@@ -145,10 +151,19 @@ def group_judged_with(judge: GroupJudge) -> GroupJudge:
     return judged
 
 
-def _with_rewards(verdict: Verdict, completion: Completion) -> Verdict:
-    """A score of the configured rewards with what the environment gave, too."""
+def _check_parts(completion: Completion, labels: Collection[str]) -> None:
+    if taken := sorted(set(labels) & completion.rewards.keys()):
+        raise PluginError(
+            f"the environment gives a part of the score that is named {taken[0]!r}, as one of [[rewards]] is, and one"
+            " of both would be lost: name the part otherwise (session.reward(value, part)), or leave the reward away"
+        )
+
+
+def _with_rewards(verdict: Verdict, completion: Completion, labels: Collection[str] = ()) -> Verdict:
+    """A score of the configured rewards with what the environment gave, too; what it notes has no reward's name."""
     given = completion.rewards
     if not isinstance(verdict, Score) or not (given or completion.noted):
         return verdict
-    parts = {**completion.noted, **verdict.parts, **given}
+    noted = {name: value for name, value in completion.noted.items() if name not in labels}
+    parts = {**noted, **verdict.parts, **given}
     return Score(reward=verdict.reward + sum(given.values()), parts=parts, messages=verdict.messages)

@@ -87,6 +87,9 @@ class Session:
         """The turn that came to nothing, if no other has followed."""
         self.error: Exception | None = None
         """What must end the run."""
+        self.is_judging = False
+        """Set by an environment that asks no more and only judges: what it raises then is its own, and never excused by
+        the session's having said no."""
         self.rewards: dict[str, float] = {}
         """What the environment gave so far, by part."""
         self.noted: dict[str, float] = {}
@@ -142,7 +145,12 @@ class Session:
         The episode is judged by the sum of all that it was given, and of ``[[rewards]]`` if there are any. With
         ``advantage.credit = "reward_to_go"`` it matters when: turns that are asked for afterwards did not earn it.
         """
-        self.rewards[part] = self.rewards.get(part, 0.0) + _finite(value, f"a reward, {part!r},")
+        try:
+            given = _finite(value, f"a reward, {part!r},")
+        except ValueError:
+            self.is_judging = True
+            raise
+        self.rewards[part] = self.rewards.get(part, 0.0) + given
 
     def note(self, value: float, part: str) -> None:
         """A number to be seen beside the rewards, in the metrics and samples, and worth nothing."""

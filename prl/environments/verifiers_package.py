@@ -77,6 +77,7 @@ class Verifiers:
         if (error := state.get("error")) is not None and not self._is_judged(error, session):
             return
         if self._weights:
+            session.is_judging = True
             await self._judge(session, state)
 
     def _input(self, prompt: Prompt) -> dict[str, Any]:

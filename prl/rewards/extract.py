@@ -8,7 +8,9 @@ last "answer is", "answer:" or "####", whichever stands later. Where neither occ
   the prompt) means there is no answer.
 - Boxes with nothing but ``and``, ``or``, commas and spaces between them are one answer, a list: who boxes every number
   has not answered. Boxes with other words between them are corrections, and the last one counts (``boxes = "last"``:
-  always). What is offered right behind the answer (``or maybe 8``) belongs to it.
+  always). What is offered right behind the answer (``or maybe 8``) belongs to it, but not what only says it again (``or
+  equivalently 1.5``, ``Alternatively, 6*7 = 42``), nor a paragraph about another way.
+- That the answer is correct, or consistent, is said of an answer and is none.
 - A last box that is never closed means there is no answer: nothing else in the text stands in for it.
 - Only the last ``TAIL_CHARS`` characters are searched, so that no text can take long.
 """
@@ -34,7 +36,16 @@ _BOX = re.compile(r"\\boxed\s*\{")
 _BRACE = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _BETWEEN = re.compile(r"(?:[\s,;$&*]|\\[,;! ]|\\quad|\\(?:text\s*\{\s*)?|\b(?:and|or)\b|\})*")
 _OFFERED = re.compile(
-    r"[\s,;.$(*]*(?:\\text\s*\{\s*)?\(?((?:or|maybe|perhaps|possibly|alternatively|otherwise)\b[^\n]{0,80})",
+    r"([\s,;.$(*]*)(?:\\text\s*\{\s*)?\(?((?:or|maybe|perhaps|possibly|alternatively|otherwise)\b[^\n]{0,80})",
+    re.IGNORECASE,
+)
+_ANOTHER_WAY = re.compile(r"alternatively|otherwise", re.IGNORECASE)
+_SAID_AGAIN = re.compile(r"or,? (?:equivalently|simply|in other words|that is|in decimal)\b", re.IGNORECASE)
+_COMPUTED = re.compile(r"[^=]*=(?:[^=]*=)*\s*\$?\s*([^\s=$]+?)[.$*)]*\s*")
+"""A computation, to its result."""
+_COMMENT = re.compile(
+    r"\s+(?:(?:indeed|also|thus|therefore|clearly|still|both|fully|exactly|now)\s+)*(?:correct|right|verified|confirmed"
+    r"|checked|consistent|reasonable|plausible|valid|sensible|unique|unchanged|boxed)\b(?!\s*[:=])",
     re.IGNORECASE,
 )
 MAX_BETWEEN_CHARS = 40
@@ -63,7 +74,7 @@ def final_answer(
     if not spans:
         return None
     end = spans[-1][1]
-    stated = _last_statement(text[end:]) if extract == "auto" else None
+    stated = _last_statement(text[end:], behind_box=True) if extract == "auto" else None
     return stated or _boxed(text, spans, boxes)
 
 
@@ -77,14 +88,20 @@ def _boxed(text: str, spans: list[tuple[int, int]], boxes: Boxes) -> str:
                 break
             contents.insert(0, text[slice(*spans[-1 - len(contents)])].strip())
         contents = list(dict.fromkeys(contents))
-    offered = _offered(text, spans[-1][1] + 1)
+    offered = _offered(text, spans[-1][1] + 1, contents[-1])
     return ", ".join(contents if offered is None else [*contents, offered])
 
 
-def _offered(text: str, start: int) -> str | None:
+def _offered(text: str, start: int, answer: str) -> str | None:
     """Another number that stands right behind an answer, in place of it."""
     match = _OFFERED.match(text, start)
-    return match.group(1).strip(" $.*") if match and any(map(str.isdigit, match.group(1))) else None
+    if match is None or not any(map(str.isdigit, match.group(2))):
+        return None
+    gap, offered = match.groups()
+    if ("\n" in gap and _ANOTHER_WAY.match(offered)) or _SAID_AGAIN.match(offered):
+        return None
+    computed = _COMPUTED.fullmatch(offered)
+    return None if computed and computed.group(1) == answer else offered.strip(" $.*")
 
 
 def opens_thinking(prompt: Prompt) -> bool:
@@ -123,16 +140,24 @@ def _boxes(text: str) -> list[tuple[int, int]]:
     return found if found and found[-1][0] == last else []
 
 
-def _last_statement(text: str) -> str | None:
-    """The rest of the sentence after the last statement of an answer, without Markdown around it."""
-    start = -1
+def _last_statement(text: str, *, behind_box: bool = False) -> str | None:
+    """The rest of the sentence after the last statement of an answer, without Markdown around it.
+
+    What only comments on an answer counts where nothing else is stated, and not ``behind_box``.
+    """
+    start = comment = -1
     for match in _STATEMENT.finditer(text):
-        start = match.end()
+        if match.group()[-1].isalpha() and _COMMENT.match(text, match.end()):
+            comment = match.end()
+        else:
+            start = match.end()
+    if start < 0 and not behind_box:
+        start = comment
     if start < 0:
         return None
     end = _SENTENCE_END.search(text, start)
     stated = text[start : end.start() if end else len(text)].strip(_DECORATION)
-    offered = _offered(text, end.start()) if end and stated else None
+    offered = _offered(text, end.start(), stated) if end and stated else None
     return (stated if offered is None else f"{stated}, {offered}") or None
 
 

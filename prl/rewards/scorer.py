@@ -76,6 +76,11 @@ class Scorer:
         await self._exits.aclose()
 
     @property
+    def labels(self) -> list[str]:
+        """The names of the rewards in ``Score.parts``."""
+        return list(self._by_label)
+
+    @property
     def of_groups(self) -> list[str]:
         """The rewards that judge whole groups."""
         return [judge.label for judge in self._of_groups]

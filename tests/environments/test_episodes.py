@@ -218,6 +218,31 @@ async def test_a_bug_after_the_end_is_still_a_bug(tokenizer: Tokenizer) -> None:
         )
 
 
+async def test_what_is_raised_while_judging_is_never_excused(tokenizer: Tokenizer) -> None:
+    """Not even where the session said no before: neither what it judges with, nor a reward that is no number."""
+
+    @prl.environment("test-judges")
+    async def judges(session: Session, prompt: Prompt, *, returns: bool, gives: bool = False) -> float:
+        await session.generate()
+        try:
+            await session.generate()
+        except EpisodeOverError as over:
+            if gives:
+                session.reward(math.nan)
+            if not returns:
+                session.is_judging = True
+                raise KeyError("x") from over
+        return math.nan
+
+    answers, limits = Answers(tokenizer, "x"), Limits(1, 512)
+    with pytest.raises(KeyError):
+        await play("test-judges", tokenizer, answers, limits=limits, returns=False)
+    with pytest.raises(ValueError, match="must be a finite number"):
+        await play("test-judges", tokenizer, answers, limits=limits, returns=True)
+    with pytest.raises(ValueError, match="must be a finite number"):
+        await play("test-judges", tokenizer, answers, limits=limits, returns=True, gives=True)
+
+
 @pytest.mark.parametrize("catches", [False, True])
 async def test_the_end_of_the_engines_is_no_environments_to_swallow(tokenizer: Tokenizer, catches: bool) -> None:
     """An error that must end the run is raised as it was, whatever the environment does with it."""
@@ -282,6 +307,24 @@ async def test_what_the_environment_gave_is_added_to_what_rewards_say() -> None:
     assert await judged_with(None)(episode, prompt) == Score(reward=1.0, parts={"turns": 2.0, "end": -1.0})
     assert await judged_with(None)(make_completion(), prompt) == Score(reward=0.0)
     assert await judged_with(abstains)(episode, prompt) == Abstained(reason="unsure")
+
+
+async def test_a_part_of_the_environment_has_no_rewards_name() -> None:
+    """One would be lost, or a sum wrong: what it gives is refused, and of what it notes the reward's value stays."""
+    import msgspec
+
+    async def half(completion: Completion, prompt: Prompt) -> Verdict:
+        return Score(reward=0.5, parts={"math": 0.5})
+
+    judge, prompt = judged_with(half, ["math", "format"]), make_prompt()
+    for taken in ("math", "format"):
+        given = msgspec.structs.replace(make_completion(), rewards={taken: 2.0})
+        with pytest.raises(
+            PluginError, match=rf"named '{taken}', as one of \[\[rewards\]\] is.*name the part otherwise"
+        ):
+            await judge(given, prompt)
+    noted = msgspec.structs.replace(make_completion(), noted={"math": 7.0, "format": 7.0, "turns": 3.0})
+    assert await judge(noted, prompt) == Score(reward=0.5, parts={"turns": 3.0, "math": 0.5})
 
 
 async def test_rewards_of_groups_keep_what_the_environment_gave() -> None:

@@ -130,6 +130,16 @@ async def test_a_reward_function_that_fails_is_no_0(gateway: Gateway, tokenizer:
     assert (dropped.reason, "no route" in dropped.message) == ("environment_error", True)
 
 
+async def test_a_reward_function_that_fails_after_the_end_is_no_0(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    """The session has said that the episode is over; what the rubric raises then is not excused by that."""
+    limits = Limits(1, 4096)
+    with pytest.raises(KeyError, match="bug"):
+        await play(gateway, tokenizer, "bug", limits=limits)
+    dropped = await play(gateway, tokenizer, "down", limits=limits)
+    assert isinstance(dropped, Dropped)
+    assert dropped.reason == "environment_error"
+
+
 @pytest.mark.parametrize("limits", [Limits(1, 4096), Limits(16, 16)])
 async def test_an_episode_that_is_cut_short_is_judged_as_it_is(
     gateway: Gateway, tokenizer: Tokenizer, limits: Limits
@@ -156,6 +166,16 @@ def test_its_rows_are_the_prompts(tokenizer: Tokenizer) -> None:
     assert (source.statistics().num_rows, source.statistics().num_held_out) == (8, 2)
     own = open_source(config(options={"env": "vf-again", "args": {"held_out": 3}}), tokenizer)
     assert (own.statistics().num_rows, own.statistics().num_held_out) == (10, 3)
+
+
+def test_a_data_set_without_rows_is_said(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line that names the environment."""
+    import datasets
+
+    empty = datasets.Dataset.from_dict({"question": [], "answer": []})
+    monkeypatch.setattr(datasets.Dataset, "from_list", lambda _: empty)
+    with pytest.raises(ConfigError, match=r"'vf-again' of verifiers has no data to train on: its data set has no rows"):
+        open_source(config(options={"env": "vf-again"}), tokenizer)
 
 
 def test_signals_stay_where_they_were() -> None:

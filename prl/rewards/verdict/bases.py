@@ -1,4 +1,7 @@
-r"""Digits in a stated base: ``52_8``, ``(52)_{\text{eight}}``, ``52 base 8``, ``0xFF``."""
+r"""Digits in a stated base: ``52_8``, ``(52)_{\text{eight}}``, ``52 base 8``, ``0xFF``.
+
+A letter with an index is a symbol, and no digit of a number, unless the word ``base`` stands there.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,17 @@ def based(text: str) -> Based | None:
     if match is None:
         return None
     digits, name = match.groups()
-    return _number(digits, int(name) if name.isdigit() else _NAMES.get(name, 0))
+    base = int(name) if name.isdigit() else _NAMES.get(name, 0)
+    if "base" not in text and not _may_have_digits(digits, base):
+        return None
+    return _number(digits, base)
+
+
+def _may_have_digits(digits: str, base: int) -> bool:
+    """Whether ``digits`` with ``base`` below them are no symbol with an index: ``a_n``, ``F_2``, ``2a_3`` are."""
+    if digits.isdigit():
+        return base > 0
+    return len(digits) > 1 and all(digit.isdigit() or ord(digit.upper()) - ord("A") + 10 < base for digit in digits)
 
 
 def _number(digits: str, base: int) -> Based:

@@ -22,6 +22,8 @@ class Scalar(msgspec.Struct, frozen=True):
     formula: Node
     unit: Unit | None = None
     percent: bool = False
+    as_symbols: Node | None = None
+    """All of it as a formula, where its unit may be letters of one: ``2 V``."""
 
 
 class Based(msgspec.Struct, frozen=True):

@@ -190,6 +190,13 @@ class _Comparison:
         return False
 
     def _scalars(self, right: Scalar, given: Scalar) -> bool:
+        if self._quantities(right, given):
+            return True
+        if right.as_symbols is None and given.as_symbols is None:
+            return False
+        return self._quantities(_in_symbols(right), _in_symbols(given))
+
+    def _quantities(self, right: Scalar, given: Scalar) -> bool:
         if self._differ_in_unit(right, given):
             return False
         one, other = right.formula, given.formula
@@ -277,6 +284,10 @@ class _Comparison:
 
 def _times(node: Node, factor: object) -> Node:
     return Node("*", (node, Node("number", value=factor)))  # type: ignore[arg-type]
+
+
+def _in_symbols(scalar: Scalar) -> Scalar:
+    return scalar if scalar.as_symbols is None else Scalar(scalar.as_symbols, None, scalar.percent)
 
 
 def _names(left: Node) -> bool:

@@ -18,7 +18,8 @@ from prl.rewards.verdict.node import UnknownError, UnreadableError, number
 from prl.rewards.verdict.relations import INFINITY, MINUS_INFINITY, all_but, both, relation
 from prl.rewards.verdict.syntax import MAX_DEPTH, parse
 from prl.rewards.verdict.text import literal
-from prl.rewards.verdict.units import split_percent, split_unit
+from prl.rewards.verdict.units import is_known, split_percent, split_unit
+from prl.rewards.verdict.value import symbols
 from prl.rewards.verdict.words import number_in_words
 
 MAX_VALUES = 200
@@ -41,6 +42,7 @@ _CONNECTIVE = re.compile(
     r"\\text\s*\{\s*,?\s*(?:or|and)\s*,?\s*\}|(?<![\\a-zA-Z])(?:or|and)(?![a-zA-Z])|[,;]|\\cup(?![a-zA-Z])|&"
 )
 _SIGN = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|to|rightarrow|implies|Rightarrow)(?![a-zA-Z])|[<>]=?|!=|=")
+_MAY_BE_SYMBOLS = re.compile(r"(?:\s*(?<![a-zA-Z])[a-zA-Z]{1,2}(?![a-zA-Z])(?:\s*\^\s*\{?-?\d\}?)?|\s*/|\s*\\cdot)+\s*")
 _REALS = re.compile(r"\\mathbb\s*\{?\s*R\s*\}?|\\text\s*\{\s*all real numbers\s*\}|all real numbers")
 
 
@@ -87,6 +89,10 @@ def _counted(text: str) -> Shape | None:
     if (spelt := number_in_words(text)) is not None:
         return Scalar(number(spelt))
     words = text.split()
+    if words[0].lower() in ("a", "an"):
+        return _one_of(" ".join(words[1:]))
+    if words[0].lower() == "half" and words[1:2] in (["a"], ["an"]):
+        del words[1]
     for end in range(min(len(words) - 1, 8), 0, -1):
         if (spelt := number_in_words(" ".join(words[:end]))) is None:
             continue
@@ -96,6 +102,16 @@ def _counted(text: str) -> Shape | None:
             return None
         return None if unit is None else Scalar(number(spelt), unit)
     return None
+
+
+def _one_of(counted: str) -> Shape | None:
+    """``a meter`` is 1 m where its unit is one that is known: ``a lot`` is no number."""
+    try:
+        _, unit = split_unit(f"1 {counted}")
+    except UnreadableError:
+        return None
+    known = unit is not None and is_known(unit) and len(counted) > 1
+    return Scalar(number(1), unit) if known else None
 
 
 def _wrapped(content: str, depth: int) -> Shape:
@@ -186,11 +202,28 @@ def _matrix(body: str, depth: int) -> Shape:
 
 
 def _scalar(text: str) -> Shape:
-    text, percent = split_percent(text)
-    text, unit = split_unit(text)
+    whole, percent = split_percent(text)
+    text, unit = split_unit(whole)
     if re.search(r"(?<![\\a-zA-Z_{])[a-zA-Z]{4,}", text):
         raise UnreadableError("words stand in a formula")
-    return Scalar(parse(text), unit, percent)
+    formula = parse(text)
+    letters = _letters_of_unit(whole, text)
+    if unit is None or not letters:
+        return Scalar(formula, unit, percent)
+    try:
+        as_symbols = parse(whole)
+    except UnreadableError:
+        return Scalar(formula, unit, percent)
+    if symbols(formula) & letters:  # V^2 V
+        return Scalar(as_symbols, None, percent)
+    return Scalar(formula, unit, percent, as_symbols)
+
+
+def _letters_of_unit(whole: str, formula: str) -> set[str]:
+    """The letters behind a formula, where they are one or two side by side that may be symbols as well as a unit."""
+    if not whole.startswith(formula) or not _MAY_BE_SYMBOLS.fullmatch(behind := whole[len(formula) :]):
+        return set()
+    return set(re.findall("[a-zA-Z]", behind))
 
 
 def _signs(text: str) -> list[str]:

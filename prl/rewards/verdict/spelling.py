@@ -55,7 +55,7 @@ RULES = (
     Rule("words before the answer", re.compile(rf"^ ?(\\text ?\{{)? ?{_ANSWER} ?", re.IGNORECASE), r"\1"),
     Rule(
         "a sign before the answer",
-        re.compile(r"^(?: ?(?:=|\\approx|\\simeq|\\Rightarrow|\\rightarrow|\\implies|\\therefore|\\to)(?![a-zA-Z]))+"),
+        re.compile(r"^(?: ?(?:=|\\(?:approx|simeq|Rightarrow|rightarrow|implies|therefore|to)(?![a-zA-Z])))+"),
         "",
     ),
     Rule(

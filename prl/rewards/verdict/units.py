@@ -2,7 +2,8 @@ r"""What a number counts: ``5 \text{ m}``, ``\$18.90``, ``60 km/h``, ``12 apples
 
 - A unit that is known has a dimension and a factor, so that 5 m are 500 cm and never 5 cm. Another word is a label,
   equal to itself in singular and plural.
-- One letter is a unit only behind a space or in ``\text``: ``5m`` is a product.
+- One letter is a unit only behind a space or in ``\text``: ``5m`` is a product. One or two letters outside ``\text``
+  may be symbols all the same, and are compared as such where they are no equal quantities (``same.py``).
 - Words that say more than what is counted (``5 is wrong``, ``5 or so``) are no unit: the answer cannot be read.
 """
 
@@ -59,6 +60,7 @@ _TABLE = {
     "pressure": "Pa pascal=1 kPa kilopascal=1000",
     "temperature": "celsius=1",
 }  # fmt: skip
+_MEASURES = frozenset(_TABLE)
 _KNOWN: dict[str, tuple[str, Fraction]] = {}
 for _dimension, _entries in _TABLE.items():
     _names: list[str] = []
@@ -86,6 +88,11 @@ _COMPOUND = {
     **dict.fromkeys(("l", "liter", "litre"), Unit(_VOLUME, Fraction(1, 1000))),
     **dict.fromkeys(("ml", "milliliter", "millilitre"), Unit(_VOLUME, Fraction(1, 1_000_000))),
 }
+
+
+def is_known(unit: Unit) -> bool:
+    """Whether it is a measure, and no label."""
+    return all(name in _MEASURES for name, _ in unit.dimensions)
 
 
 def split_percent(text: str) -> tuple[str, bool]:

@@ -1,4 +1,7 @@
-"""Numbers in words: ``seven``, ``twenty-one``, ``a hundred and five``, ``two thirds``, ``two and a half``."""
+"""Numbers in words: ``seven``, ``twenty-one``, ``a hundred and five``, ``two thirds``, ``two and a half``.
+
+``a`` is 1 only within such a number: alone it is a letter, or an article before what is no number.
+"""
 
 from __future__ import annotations
 
@@ -73,17 +76,19 @@ def _fraction(words: list[str]) -> Fraction | None:
         return Fraction(1, 2) if words[-1] == "half" else None  # a third alone is an ordinal
     if "and" in before:
         at = len(before) - 1 - before[::-1].index("and")
-        whole, part = _integer(before[:at]), _integer(before[at + 1 :])
+        whole, part = _integer(before[:at]), _num_parts(before[at + 1 :])
         return None if whole is None or part is None or part >= below else whole + Fraction(part, below)
-    above = _integer(before)
+    above = _num_parts(before)
     return None if above is None else Fraction(above, below)
+
+
+def _num_parts(words: list[str]) -> int | None:
+    return 1 if words in (["a"], ["an"]) else _integer(words)
 
 
 def _integer(words: list[str]) -> int | None:
     total = part = 0
     seen = False
-    if words in (["a"], ["an"]):
-        return 1
     if len(words) > 1 and words[0] == "a" and words[1] in (*_SCALES, "hundred", "dozen"):
         words = ["one", *words[1:]]
     for word in words:
