@@ -123,8 +123,11 @@ def _choose_interface(connection: socket.socket) -> None:
 
 
 def _notice_silence(connection: socket.socket, timeout_s: float) -> None:
-    """Fail the connection when what was sent is not acknowledged for so long: the controller has given this rank up."""
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
+    """Fail the connection when what was sent is not acknowledged for so long: the controller has given this rank up.
+
+    On one machine nothing is lost on the way: there a controller that takes nothing is stopped, and will go on.
+    """
+    if hasattr(socket, "TCP_USER_TIMEOUT") and not is_loopback(connection.getpeername()[0]):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
 
 
