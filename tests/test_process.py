@@ -23,7 +23,7 @@ import pytest
 from prl.process import Child, free_port, signal_group, tail
 
 DEADLINE_S = 20
-SOON_S = 5
+SOON_S = 10
 """How long a process may take to be gone."""
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the kernel ties a child to its parent on Linux only")

@@ -7,11 +7,13 @@ import fcntl
 import json
 import os
 import re
+import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -172,11 +174,23 @@ class Terminal:
 
     async def ended(self) -> int:
         """Its exit code; the terminal is as it was."""
-        code = await asyncio.to_thread(self._process.wait, START_S)
+        code = await asyncio.to_thread(self._read_to_its_end)
         assert termios.tcgetattr(self._slave) == self.before
         os.close(self._slave)
         os.close(self._master)
         return code
+
+    def _read_to_its_end(self) -> int:
+        """As a terminal does: a process whose last words nobody takes does not end."""
+        deadline = time.monotonic() + START_S
+        while self._process.poll() is None:
+            if time.monotonic() > deadline:
+                self._process.kill()
+                self._process.wait()
+                pytest.fail(f"it did not leave within {START_S} s:\n{self.text}")
+            if select.select([self._master], [], [], 0.1)[0]:
+                self.text += os.read(self._master, 1 << 16).decode(errors="replace")
+        return self._process.returncode
 
 
 async def test_one_comes_and_leaves_while_the_run_goes_on(folder: Path) -> None:
