@@ -1,4 +1,4 @@
-"""By which of its addresses other hosts reach this one. No name look-ups of its own host name, no bytes on the wire.
+"""By which of its addresses others reach this host: found without looking up its own name, or a byte on the wire.
 
 A host has several addresses, and its own name may stand for any or none of them. What counts is the route: the address
 from which a packet to the other host would leave is one at which that host can answer.
@@ -6,6 +6,7 @@ from which a packet to the other host would leave is one at which that host can 
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -21,6 +22,26 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 picks a free one. Raises OSError."""
+    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with contextlib.ExitStack() as on_error:
+        found = on_error.enter_context(socket.socket(family, kind, protocol))
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(where)
+        found.listen()
+        found.setblocking(False)
+        on_error.pop_all()
+    return found
+
+
+def origin_of(listening: socket.socket) -> str:
+    """What reaches it from this machine, such as ``http://127.0.0.1:8470``."""
+    host, port = listening.getsockname()[:2]
+    shown = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)  # noqa: S104 -- looked for
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
 
 
 def address_towards(host: str) -> str:

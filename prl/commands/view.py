@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from prl.check_control import CONTROL_TOKEN, check_address, check_tokens  # noqa: PLC0415 - the same
     from prl.errors import ConfigError  # noqa: PLC0415 - the same
+    from prl.network import listener, origin_of  # noqa: PLC0415 - the same
     from prl.view.child import serve  # noqa: PLC0415 - the same
-    from prl.view.listen import listener, url_of  # noqa: PLC0415 - the same
     from prl.view.runs import Runs  # noqa: PLC0415 - the same
 
     host, port = arguments.address, arguments.port
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"--address {host} --port {port}: {error.strerror}; name another port, or 0") from error
     token = " (as ?token=..., what PRL_CONTROL_TOKEN is)" if os.environ.get(CONTROL_TOKEN) else ""
-    url = url_of(listening)
+    url = f"{origin_of(listening)}/"
     print(f"{runs.shown}\npage  {url}{token}\nCtrl-C ends it", flush=True)  # noqa: T201
     if arguments.open:
         webbrowser.open(url)

@@ -29,7 +29,7 @@ from prl.control.prometheus import PATH as METRICS_PATH
 from prl.control.route import Route
 from prl.errors import ConfigError
 from prl.log import get_logger
-from prl.network import is_loopback
+from prl.network import is_loopback, listener, origin_of
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -66,14 +66,7 @@ class ControlServer:
         if not self._config.enabled:
             return
         try:
-            family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with contextlib.ExitStack() as on_error:
-                listener = on_error.enter_context(socket.socket(family, kind, protocol))
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(where)
-                listener.listen()
-                listener.setblocking(False)
-                on_error.pop_all()
+            self._socket = listener(host, port)
         except OSError as error:
             if self._config != ControlConfig():
                 raise ConfigError(
@@ -81,8 +74,6 @@ class ControlServer:
                     " machine, and a port that is free or 0"
                 ) from error
             log.warning("the run cannot be asked or steered while it goes on", why=f"{host}: {error.strerror}")
-            return
-        self._socket = listener
 
     async def open(self) -> None:
         """Listen, and say where in the run folder, which must be there. What fails is logged."""
@@ -114,10 +105,9 @@ class ControlServer:
             self._socket.close()
             self._socket = None
 
-    async def _listen(self, listener: socket.socket) -> None:
+    async def _listen(self, listening: socket.socket) -> None:
         # aiohttp takes a fifth of a second to import, or a whole one: for a run alone, and not on the event loop
         answers = await asyncio.to_thread(importlib.import_module, "prl.control.answers")
-        host, port = listener.getsockname()[:2]
         self._runner = answers.runner_of(self._routes, self._guard(), close_timeout_s=CLOSE_TIMEOUT_S)
         await self._runner.setup()
         handler = self._runner.server
@@ -126,9 +116,8 @@ class ControlServer:
         def accept() -> asyncio.Protocol:
             return handler() if len(handler.connections) < MAX_CONNECTIONS else _Full()
 
-        self._server = await asyncio.get_running_loop().create_server(accept, sock=listener)
-        shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 -- looked for
-        url = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        self._server = await asyncio.get_running_loop().create_server(accept, sock=listening)
+        url = origin_of(listening)
         address = control_file.of_this_process(url, None if self._token_is_given else self._token)
         self.address = address
         self._writing = asyncio.get_running_loop().run_in_executor(None, control_file.write, self._run_dir, address)

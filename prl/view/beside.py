@@ -24,8 +24,8 @@ import msgspec
 from prl.config_view import ViewConfig
 from prl.errors import ConfigError
 from prl.log import get_logger
+from prl.network import listener, origin_of
 from prl.process import Child
-from prl.view.listen import listener, url_of
 
 FILE = "view.json"
 MAX_STARTS = 3
@@ -75,7 +75,7 @@ class Page:
                 ) from error
             log.warning("the run has no page while it goes on", why=f"{host}: {error.strerror}")
             return
-        self.url = url_of(self._socket)
+        self.url = f"{origin_of(self._socket)}/"
 
     def close(self) -> None:
         """Listen no more. Idempotent."""

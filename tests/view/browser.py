@@ -13,8 +13,9 @@ from urllib.parse import quote
 
 from playwright.sync_api import Browser, Page
 
+from prl.network import listener, origin_of
 from prl.view.api import Api
-from prl.view.listen import guard_of, listener, url_of
+from prl.view.listen import guard_of
 from prl.view.runs import Runs
 from prl.view.server import ViewServer
 
@@ -46,7 +47,7 @@ def served(path: Path) -> Iterator[str]:
     thread.start()
     loop, ends = opened.result(timeout=60)
     try:
-        yield url_of(listening)
+        yield f"{origin_of(listening)}/"
     finally:
         loop.call_soon_threadsafe(ends.set)
         thread.join()

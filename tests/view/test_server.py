@@ -16,9 +16,10 @@ import pytest
 from yarl import URL
 
 from prl.check_control import CONTROL_TOKEN
+from prl.network import listener, origin_of
 from prl.trainer.base import LOG_RATIO_EDGES
 from prl.view.api import Api
-from prl.view.listen import guard_of, listener, url_of
+from prl.view.listen import guard_of
 from prl.view.runs import Runs
 from prl.view.server import HEADERS, ViewServer
 from tests.view import recorded
@@ -32,7 +33,7 @@ async def served(path: Path, address: str = "127.0.0.1") -> AsyncIterator[str]:
     server = ViewServer(Api(Runs(path)), guard_of(address, listening), listening, look_every_s=0.01)
     await server.open()
     try:
-        yield url_of(listening)
+        yield f"{origin_of(listening)}/"
     finally:
         await server.close()
 
