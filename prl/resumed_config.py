@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import msgspec
 from prl.config import Config
 from prl.errors import ConfigError
 from prl.run_folder import Summary
-from prl.settings import to_toml_without_secrets
+from prl.settings import flat, to_toml_without_secrets
 from prl.trainer import checkpoint
 
 OWN = {
@@ -76,7 +76,7 @@ def check_changes(run_dir: Path, config: Config, *, accept: bool) -> list[str]:
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """The keys whose values differ; None where there is none. A key that only one side knows counts."""
-    old, new = dict(_flat(before)), dict(_flat(after))
+    old, new = dict(flat(before)), dict(flat(after))
     keys = [*new, *(key for key in old if key not in new)]
     return [Change(key, old.get(key), new.get(key)) for key in keys if old.get(key) != new.get(key)]
 
@@ -108,19 +108,6 @@ def _why_own(key: str, config: Config) -> str | None:
     if key in FREE or key.startswith(PASSED_OVER):
         return None
     return next((why for own, why in OWN.items() if key == own or key.startswith(f"{own}.")), None)
-
-
-def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no table, by its dotted path; tables in lists by their index."""
-    if isinstance(tree, Mapping):
-        items = [(str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
-        items = [(str(index), value) for index, value in enumerate(tree)]
-    else:
-        yield path, tree
-        return
-    for key, value in items:
-        yield from _flat(value, f"{path}.{key}" if path else key)
 
 
 def _shown(value: Any) -> str:

@@ -11,7 +11,7 @@ import datetime as dt
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +202,16 @@ class _Assignment:
             node.pop(str(part), None)
         elif isinstance(node, list) and isinstance(part, int) and part < len(node):
             del node[part]
+
+
+def flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value that is no table, by its dotted path; tables in lists by their index, an empty table as a value."""
+    if isinstance(tree, Mapping) and (tree or not path):
+        items = [(str(key), value) for key, value in tree.items()]
+    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
+        items = [(str(index), value) for index, value in enumerate(tree)]
+    else:
+        yield path, tree
+        return
+    for key, value in items:
+        yield from flat(value, f"{path}.{key}" if path else key)

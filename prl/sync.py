@@ -260,9 +260,7 @@ class WeightSync:
             self._is_pushed.clear()
             return
         self.verify_gap = self._largest_gap(self.version, expected, found)
-        self.gap_mean = max(
-            (statistics.fmean(_differences(expected, of_one)) for of_one in found.values()), default=None
-        )
+        self.gap_mean = max(statistics.fmean(_differences(expected, of_one)) for of_one in found.values())
         self._check_moved(self.version, expected, found)
         self._proven, self._expected, self._owes_proof = (expected, found), None, False
         self._is_pushed.clear()

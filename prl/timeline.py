@@ -140,10 +140,6 @@ class Timeline:
         self._ended.clear()
         return taken
 
-    def give_back(self, spans: list[Span]) -> None:
-        """Those that were taken and could not be written."""
-        self._ended.extendleft(reversed(spans))
-
     def end(self) -> None:
         """Every lane ends."""
         for lane in list(self._open):

@@ -21,6 +21,7 @@ from prl.config_trackers import TrackerConfig
 from prl.errors import MissingExtraError, PluginError
 from prl.hidden import with_secrets
 from prl.plugins import Registry, bind_options
+from prl.settings import flat
 
 METHODS = ("open", "log", "flush", "finish")
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
@@ -53,7 +54,7 @@ class TrackedRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """``config`` as one flat table, ``engine.count`` to 2; lists of tables by number (``rewards.0.name``)."""
-        return dict(_flat(self.config, ()))
+        return dict(flat(self.config))
 
 
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,14 +133,3 @@ def labels_of(trackers: list[TrackerConfig]) -> list[str]:
     plain = ["".join(c if c.isalnum() else "-" for c in tracker.name) for tracker in trackers]
     before = [plain[:at].count(name) for at, name in enumerate(plain)]
     return [f"{name}-{count + 1}" if count else name for name, count in zip(plain, before, strict=True)]
-
-
-def _flat(tree: Any, path: tuple[str, ...]) -> Any:
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            yield from _flat(value, (*path, str(key)))
-    elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping):
-        for index, value in enumerate(tree):
-            yield from _flat(value, (*path, str(index)))
-    else:
-        yield ".".join(path), tree

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import msgspec
 
 from prl.config import Config, RewardConfig
 from prl.hidden import without_secrets
+from prl.settings import flat
 from prl.view.files import read_small
 
 _REWARD = re.compile(r"rewards\.\d+\.(.+)")
@@ -38,7 +38,7 @@ def settings(run_dir: Path) -> list[Setting]:
         return []
     defaults, of_reward = _defaults()
     found = []
-    for key, value in _flat(without_secrets(tree)):
+    for key, value in flat(without_secrets(tree)):
         within = _REWARD.fullmatch(key)
         known = of_reward if within else defaults
         default = known.get(within[1] if within else key)
@@ -75,21 +75,8 @@ def _object(path: Path) -> dict[str, Any]:
 def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
     """Of the whole, whose model has none, and of one reward, whose name has none."""
     whole, reward = (
-        dict(_flat(msgspec.json.decode(msgspec.json.encode(table))))  # with lists where TOML has them
+        dict(flat(msgspec.json.decode(msgspec.json.encode(table))))  # with lists where TOML has them
         for table in (Config(model=""), RewardConfig(name=""))
     )
     del whole["model"], reward["name"]
     return whole, reward
-
-
-def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value that is no table, by its dotted path; tables in lists by their index."""
-    if isinstance(tree, Mapping) and (tree or not path):
-        items = [(str(key), value) for key, value in tree.items()]
-    elif isinstance(tree, list) and any(isinstance(item, Mapping) for item in tree):
-        items = [(str(index), value) for index, value in enumerate(tree)]
-    else:
-        yield path, tree
-        return
-    for key, value in items:
-        yield from _flat(value, f"{path}.{key}" if path else key)
