@@ -23,7 +23,7 @@ import msgspec
 
 from prl import journal
 from prl.config import Config
-from prl.errors import JournalError
+from prl.errors import CheckpointError, JournalError
 from prl.ledger import Admitted, Entry, Ledger
 from prl.log import get_logger
 from prl.run_folder import Totals, read_steps
@@ -38,6 +38,8 @@ class Start(msgspec.Struct, kw_only=True):
 
     checkpoint: Path | None = None
     """What the trainer loads."""
+    skipped: dict[Path, str] = msgspec.field(default_factory=dict)
+    """Newer checkpoints that are not complete, or not what was written, and why."""
     totals: Totals = msgspec.field(default_factory=Totals)
     """Counts of every step done so far."""
     ledger: Ledger = msgspec.field(default_factory=Ledger)
@@ -64,13 +66,17 @@ def find_start(run_dir: Path, config: Config) -> Start:
     """Where the run in ``run_dir`` goes on. Blocking.
 
     Raises:
-        CheckpointError: the newest complete checkpoint holds no state that can be read.
+        CheckpointError: there are checkpoints, none of them can be used, and the journal does not begin where the run
+            did.
     """
-    found = checkpoint.latest(run_dir / "checkpoints")
+    found = checkpoint.latest(run_dir / "checkpoints", verified=True)
     step = checkpoint.read_marker(found.folder).step if found.folder else 0
     state = checkpoint.read_state(found.folder) if found.folder else {}
+    if found.folder is None and found.skipped:
+        _check_begins_at_0(run_dir / "journal", found)
     start = _from_journal(run_dir / "journal", step, state)
-    start.checkpoint, start.warnings = found.folder, [*found.skipped, *start.warnings]
+    start.checkpoint, start.skipped = found.folder, found.skipped
+    start.warnings = [*_passed_over(found), *start.warnings]
     start.totals = msgspec.convert(state.get("totals", {}), Totals)
     for line in read_steps(run_dir / "metrics.jsonl", step + 1, start.ledger.step):
         start.totals.add(line)
@@ -80,6 +86,27 @@ def find_start(run_dir: Path, config: Config) -> Start:
     if config.sampling.seeded:
         start.ledger.forget_unfinished(of_version=start.ledger.step)
     return start
+
+
+def _passed_over(found: checkpoint.Found) -> list[str]:
+    """The reasons, and what is used in place."""
+    instead = "begins anew" if found.folder is None else f"goes on from {found.folder.name}"
+    return [f"{reason}: the run {instead}" for reason in found.skipped.values()]
+
+
+def _check_begins_at_0(folder: Path, found: checkpoint.Found) -> None:
+    """Nobody wants a run to begin anew over what it had done: only a journal of all steps can stand in for checkpoints.
+
+    Raises:
+        CheckpointError: it begins later, or there is none.
+    """
+    began = next((number for number, _ in journal.segments(folder)), None)
+    if began != 0:
+        reasons = "\n".join(found.skipped.values())
+        raise CheckpointError(
+            f"no checkpoint of this run can be used, and its journal does not reach back to its beginning:\n{reasons}\n"
+            "restore one of these folders from a copy, or begin another run with another --run-dir"
+        )
 
 
 def _from_journal(folder: Path, step: int, state: dict[str, Any]) -> Start:

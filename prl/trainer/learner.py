@@ -182,13 +182,13 @@ class Learner:
             raise TrainerError(f"version {update.version} was asked for, but the weights are version {self.step}")
         self._publisher.send(update)
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write a checkpoint. Raises CheckpointError."""
-        shards.save(folder, self._checkpointed(), self.step, state)
+    def save(self, folder: Path, state: dict[str, Any]) -> OSError | None:
+        """Write a checkpoint, or nothing: what the disk said to one of the ranks. Raises CheckpointError."""
+        return shards.save(folder, self._checkpointed(), self.step, state)
 
-    def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder."""
-        export(self.policy, self._model, folder, self._engine_dtype, self._config.lora)
+    def export(self, folder: Path) -> OSError | None:
+        """Write a Hugging Face folder, or nothing: what the disk said to rank 0. Raises CheckpointError."""
+        return export(self.policy, self._model, folder, self._engine_dtype, self._config.lora)
 
     def close(self) -> None:
         """Leave the weight group and the other ranks."""

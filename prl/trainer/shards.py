@@ -7,12 +7,14 @@ Invariants:
 - Reading fills the live tensors in place. Nothing is recomputed, so a resumed run goes on bit for bit.
 - The random state of python, numpy and torch is kept per rank, without pickle. A rank that the checkpoint did not have
   keeps its fresh seed.
-- A write is committed by rank 0 alone, after every rank has said that its part is written.
+- A write is committed by rank 0 alone, after every rank has said that its part is written; where one could not write
+  it, all know it, and none is left in a collective (``writing.py``).
 """
 
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,22 +28,43 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from prl.errors import CheckpointError
 from prl.trainer import checkpoint
+from prl.trainer.writing import nothing, written
+
+_OF_RANK = re.compile(r"__(\d+)_|random-(\d+)\.")
 
 
-def save(target: Path, tensors: dict[str, Tensor], step: int, state: dict[str, Any]) -> None:
-    """Write a complete checkpoint to ``target``. A collective."""
+def save(target: Path, tensors: dict[str, Tensor], step: int, state: dict[str, Any]) -> OSError | None:
+    """Write a complete checkpoint to ``target``. A collective.
+
+    Returns:
+        What the disk said to one of the ranks; nothing is left of the checkpoint then.
+
+    Raises:
+        CheckpointError: it failed for another reason.
+    """
     rank = dist.get_rank()
     partial = checkpoint.partial_of(target)
-    if rank == 0:
+
+    def begin() -> None:
         checkpoint.begin(target)
         (partial / checkpoint.STATE).write_bytes(msgspec.msgpack.encode(state))
-    dist.barrier()
-    state_dict_saver.save(tensors, checkpoint_id=partial)
-    (partial / _random_file(rank)).write_bytes(msgspec.msgpack.encode(_random_state()))
-    dist.barrier()
-    if rank == 0:
+
+    def write() -> None:
+        state_dict_saver.save(tensors, checkpoint_id=partial)
+        (partial / _random_file(rank)).write_bytes(msgspec.msgpack.encode(_random_state()))
+
+    def sum_up() -> None:
+        names = [path.relative_to(partial).as_posix() for path in partial.rglob("*") if path.is_file()]
+        checkpoint.leave_checksums(target, rank, [name for name in names if _writer_of(name) == rank])
+
+    def commit() -> None:
         checkpoint.commit(target, step=step, num_ranks=dist.get_world_size())
-    dist.barrier()
+
+    for part, of_rank_0_alone in ((begin, True), (write, False), (sum_up, False), (commit, True)):
+        fault = written(target, part if rank == 0 or not of_rank_0_alone else nothing)
+        if fault is not None:
+            return fault
+    return None
 
 
 def load(folder: Path, tensors: dict[str, Tensor]) -> int:
@@ -59,6 +82,12 @@ def load(folder: Path, tensors: dict[str, Tensor]) -> int:
     if file.exists():
         _restore_random_state(msgspec.msgpack.decode(file.read_bytes()))
     return marker.step
+
+
+def _writer_of(name: str) -> int:
+    """The rank that wrote a file: torch names its shards for theirs, and what belongs to nobody is rank 0's."""
+    found = _OF_RANK.match(name)
+    return int(found[1] or found[2]) if found else 0
 
 
 def _random_file(rank: int) -> str:

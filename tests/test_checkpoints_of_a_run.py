@@ -1,0 +1,259 @@
+"""The checkpoints of a run over simulated parts: a disk that does not take them, their pause, damage in one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import prl
+from prl import journal, virtual_time
+from prl.config import Config, RunConfig
+from prl.engines.simulated import SimulatedEngine
+from prl.errors import CheckpointError, DiskError
+from prl.recovery import find_start
+from prl.trainer import checkpoint, simulated
+from prl.trainer.simulated import SimulatedTrainer
+from tests.test_pipeline import lines, take_steps
+from tests.test_pipeline import simulated as config_with
+from tests.test_recovery import accounts_of, config_of, stopped_after
+from tests.virtual import in_virtual_time
+
+NUM_STEPS = 4
+
+
+def saved_every_second_step(**run: Any) -> Config:
+    """Four steps, a checkpoint after the second and the fourth, and no evaluation."""
+    config = config_with(run=RunConfig(num_steps=NUM_STEPS, checkpoint_every=2, **run))
+    return msgspec.structs.replace(config, eval=msgspec.structs.replace(config.eval, num_samples=0))
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: list[bool]) -> list[int]:
+    """A trainer's disk that fills up half through a save while ``is_full`` holds anything; the steps of all tries."""
+    tries, commit = list[int](), checkpoint.commit
+
+    def half(target: Path, *, step: int, num_ranks: int) -> None:
+        tries.append(step)
+        if is_full:
+            is_full.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        commit(target, step=step, num_ranks=num_ranks)
+
+    monkeypatch.setattr(simulated.checkpoint, "commit", half)
+    return tries
+
+
+def test_a_full_disk_under_the_trainer_pauses_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Field notes G, disk full: said once, admission held up, nothing half written, and the run is done once there is
+    room, with a checkpoint of every step that has one."""
+    run, is_full, admitted = tmp_path / "run", [True] * 3, list[float]()
+    tries = fill_disk(monkeypatch, is_full)
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        async with prl.Pipeline(saved_every_second_step(), run_dir=run) as pipeline:
+            admit = pipeline._entered.controller._prompts.admit
+
+            def noted(ticket: Any) -> Any:
+                if is_full and len(tries) > 1:
+                    admitted.append(clock())
+                return admit(ticket)
+
+            monkeypatch.setattr(pipeline._entered.controller._prompts, "admit", noted)
+            await take_steps(pipeline, NUM_STEPS)
+
+    virtual_time.run(main())
+    assert tries == [2, 2, 2, 2, 4, 4]
+    assert admitted == []
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
+    events = lines(run / "events.jsonl")
+    told = [line["why"] for line in events if line["event"].startswith("the disk takes no writes")]
+    assert told == [f"the checkpoint of step 2 cannot be written to {run}: No space left on device"]
+    assert len([line for line in events if line["event"].startswith("the disk takes writes again")]) == 1
+    assert lines(run / "metrics.jsonl")[2]["checkpoint_s"] == pytest.approx(45, abs=1)
+    accounts = accounts_of(run)
+    assert (accounts.steps, accounts.trained, accounts.lost, accounts.trained_twice) == (NUM_STEPS, 8, [], [])
+
+
+def test_a_disk_that_stays_full_ends_the_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After run.disk_timeout_s the run ends with the cause; the checkpoint before is whole, and no prompt is lost."""
+    run, config, is_full = tmp_path / "run", saved_every_second_step(disk_timeout_s=60), list[bool]()
+    fill_disk(monkeypatch, is_full)
+
+    async def first() -> None:
+        async with prl.Pipeline(config, run_dir=run) as pipeline:
+            await take_steps(pipeline, 3)
+            is_full.extend([True] * 1000)
+            await take_steps(pipeline, 1)
+
+    with pytest.raises(DiskError, match=r"the checkpoint of step 4 cannot .* run.disk_timeout_s = 60 s. Make room"):
+        virtual_time.run(first())
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
+    is_full.clear()
+
+    async def resumed() -> None:
+        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
+            assert pipeline.step_number == NUM_STEPS
+
+    virtual_time.run(resumed())
+    accounts = accounts_of(run)
+    assert (accounts.steps, accounts.trained, accounts.lost, accounts.trained_twice) == (NUM_STEPS, 8, [], [])
+
+
+@in_virtual_time
+async def test_the_export_waits_for_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written at the end of a run is worth as much as what is written on the way."""
+    tries, export = list[int](), SimulatedTrainer.export
+
+    async def full_at_first(self: SimulatedTrainer, folder: Path) -> None:
+        tries.append(self.step)
+        if len(tries) < 3:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        await export(self, folder)
+
+    monkeypatch.setattr(SimulatedTrainer, "export", full_at_first)
+    async with prl.Pipeline(saved_every_second_step(), run_dir=tmp_path / "run") as pipeline:
+        await take_steps(pipeline, NUM_STEPS)
+    assert tries == [NUM_STEPS] * 3
+    assert (tmp_path / "run" / "export" / "simulated-weights.txt").exists()
+
+
+@in_virtual_time
+async def test_generation_goes_on_while_training_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams get tokens while a checkpoint is written, and for how long training stood still is stated."""
+    sampled, saving = list[float](), list[float]()
+    save, generate = SimulatedTrainer.save, SimulatedEngine.generate
+    clock = asyncio.get_running_loop().time
+
+    async def slow(self: SimulatedTrainer, folder: Path, state: dict[str, object]) -> None:
+        saving.append(clock())
+        await asyncio.sleep(1.5)
+        await save(self, folder, state)
+
+    async def noted(self: SimulatedEngine, *arguments: Any, **options: Any) -> Any:
+        async for chunk in generate(self, *arguments, **options):
+            sampled.append(clock())
+            yield chunk
+
+    monkeypatch.setattr(SimulatedTrainer, "save", slow)
+    monkeypatch.setattr(SimulatedEngine, "generate", noted)
+    run = tmp_path / "run"
+    async with prl.Pipeline(saved_every_second_step(), run_dir=run) as pipeline:
+        reports = await take_steps(pipeline, NUM_STEPS)
+    assert [round(report.checkpoint_s, 1) for report in reports] == [0, 0, 1.5, 0]
+    assert reports[2].time_s > reports[2].checkpoint_s
+    assert any(saving[0] + 0.1 < at < saving[0] + 1.4 for at in sampled)
+    told = [line for line in lines(run / "events.jsonl") if line["event"] == "checkpoint"]
+    assert [line["training_stood_still_s"] for line in told] == pytest.approx([1.5] * 3, abs=0.1)
+    assert pipeline.summary is not None
+    assert (pipeline.summary.checkpoints, pipeline.summary.checkpoint_s) == (3, pytest.approx(4.5, abs=0.2))
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config]:
+    """A run that crashed after seven steps, with checkpoints of the third and the sixth."""
+    run, config = tmp_path_factory.mktemp("crashed") / "run", config_of()
+    stopped_after(run, config, 7)
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000003", "step-000006"]
+    return run, config
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_a_changed_byte_sends_the_run_to_the_checkpoint_before(
+    crashed: tuple[Path, Config], data: st.DataObject
+) -> None:
+    """Field notes G, damaged: any byte of any file of the newest checkpoint, the marker's included, in its place."""
+    run, config = crashed
+    newest = run / "checkpoints" / "step-000006"
+    path = data.draw(st.sampled_from(sorted(newest.iterdir())), label="file")
+    whole = path.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1), label="at")
+    try:
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :])
+        start = find_start(run, config)
+    finally:
+        path.write_bytes(whole)
+    assert (start.checkpoint, list(start.skipped)) == (run / "checkpoints" / "step-000003", [newest])
+    assert (start.ledger.step, len(start.batches)) == (7, 4)
+    [warning] = start.warnings
+    assert warning.startswith(str(newest))
+    assert warning.endswith(": the run goes on from step-000003")
+    assert path.name in warning
+
+
+def test_a_run_over_a_damaged_checkpoint_is_the_undisturbed_one(crashed: tuple[Path, Config], tmp_path: Path) -> None:
+    """It says file and reason, does the steps again, and what it keeps then does not count the damaged one."""
+    run, config = tmp_path / "run", crashed[1]
+    shutil.copytree(crashed[0], run)
+    state = run / "checkpoints" / "step-000006" / checkpoint.STATE
+    state.write_bytes(state.read_bytes()[:-1] + b"\xc1")
+
+    async def resumed() -> None:
+        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
+            assert pipeline.step_number == 7
+            await pipeline.save()
+            kept = {path.name for path in (run / "checkpoints").iterdir()}  # noqa: ASYNC240 -- tiny
+            assert kept == {"step-000003", "step-000006", "step-000007"}
+            await take_steps(pipeline, 1)
+
+    virtual_time.run(resumed())
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-000007", "step-000008"}
+    said = [line["event"] for line in lines(run / "events.jsonl") if line["level"] == "warning"]
+    assert any(f"{state.parent} is damaged: the contents of state.msgpack are not what was written" in each for each in said)
+    accounts = accounts_of(run)
+    assert (accounts.trained, accounts.lost, accounts.trained_twice) == (16, [], [])
+
+
+def test_a_checkpoint_of_an_earlier_version_is_used(crashed: tuple[Path, Config], tmp_path: Path) -> None:
+    """A marker without checksums, as they were written: its files' sizes and its state are all that is looked at."""
+    run, config = tmp_path / "run", crashed[1]
+    shutil.copytree(crashed[0], run)
+    newest = run / "checkpoints" / "step-000006"
+    marker = msgspec.json.decode((newest / checkpoint.MARKER).read_bytes())
+    old = {key: marker[key] for key in ("step", "num_ranks", "files")}
+    (newest / checkpoint.MARKER).write_bytes(msgspec.json.encode(old))
+    assert find_start(run, config).checkpoint == newest
+    state = newest / checkpoint.STATE
+    state.write_bytes(b"\xc1" * state.stat().st_size)
+    assert find_start(run, config).checkpoint == run / "checkpoints" / "step-000003"
+
+
+def test_where_no_checkpoint_is_left_a_run_does_not_begin_anew(crashed: tuple[Path, Config], tmp_path: Path) -> None:
+    """All damaged: an error with every reason, and nothing of the run is touched; a journal of all steps stands in."""
+    run, config = tmp_path / "run", crashed[1]
+    shutil.copytree(crashed[0], run)
+    for folder in (run / "checkpoints").iterdir():
+        (folder / checkpoint.STATE).write_bytes(b"")
+    before = (run / "metrics.jsonl").read_bytes()
+
+    async def resumed() -> int:
+        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
+            return pipeline.step_number
+
+    assert [step for step, _ in journal.segments(run / "journal")][0] == 3
+    with pytest.raises(CheckpointError, match=r"(?s)no checkpoint of this run can be used.*step-000006.*step-000003"):
+        virtual_time.run(resumed())
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_what_a_killed_write_left_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
+    """Half-written folders are ignored when a run looks for its checkpoints, and do not pile up."""
+    for name in ("step-000009.partial", "step-000003.replaced"):
+        (tmp_path / name).mkdir()
+    target = checkpoint.step_folder(tmp_path, 10)
+    (checkpoint.begin(target) / checkpoint.STATE).write_bytes(b"\x80")
+    checkpoint.commit(target, step=10, num_ranks=1)
+    assert checkpoint.latest(tmp_path, verified=True) == (target, {})
+    assert checkpoint.keep_newest(tmp_path, 2) == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000010"]
