@@ -10,6 +10,8 @@ Invariants:
 - Each id below ``cursor`` is open, trained or left (one that the source passed over left with that reason); one that is
   none of them is *lost*, and one that two steps trained is trained *twice*. A run that keeps its promises has neither;
   ``prl audit`` looks.
+- What was sampled under a version whose proof (``sync.py``) has not come is known as such: no step trains on it, and a
+  resume gives it up, whether the proof failed or the run ended before it.
 - Open prompts stand in the order of admission, which is the order in which they are admitted again after a resume: the
   lag bound's proof (``buffer.py``) needs no more.
 - What was sampled of an open prompt is kept token by token, with versions and log-probabilities. A resumed run goes on
@@ -91,6 +93,18 @@ class Measured(Record, frozen=True, kw_only=True, tag="measured"):
     solve_rate: float
 
 
+class Unproven(Record, frozen=True, kw_only=True, tag="unproven"):
+    """From here on engines may sample with this version, whose proof is still to come."""
+
+    version: int
+
+
+class Proven(Record, frozen=True, kw_only=True, tag="proven"):
+    """The engines serve this version: it is the trainer's."""
+
+    version: int
+
+
 class Member(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One stream of a prompt as far as it is known, or a finished episode."""
 
@@ -162,6 +176,8 @@ class Snapshot(Record, frozen=True, kw_only=True, tag="snapshot"):
     data: dict[str, str] = {}
     solve_rates: list[tuple[int, int, float]] = []
     """Row, epoch, solve rate."""
+    unproven: int | None = None
+    issued_again: dict[str, int] = {}
 
 
 class Open(Record, frozen=True, kw_only=True, tag="open"):
@@ -170,7 +186,7 @@ class Open(Record, frozen=True, kw_only=True, tag="open"):
     entry: Entry
 
 
-AnyRecord = Snapshot | Open | Admitted | Sampled | Played | Scored | Left | Trained | Measured
+AnyRecord = Snapshot | Open | Admitted | Sampled | Played | Scored | Left | Trained | Measured | Unproven | Proven
 
 
 class Accounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +200,10 @@ class Accounts(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     scored: int
     """Complete and not trained yet."""
+    unproven: int
+    """Of both: those with tokens of weights that are not proven (yet)."""
+    issued_again: dict[str, int]
+    """Times that what was sampled of a prompt was given up at a resume, by reason; the prompt was then sampled anew."""
     lost: list[int]
     """Ids that are nowhere: there must be none."""
     trained_twice: list[int]
@@ -246,11 +266,14 @@ class Ledger:
         """Fingerprint of the data that ids are positions of."""
         self.solve_rates: dict[int, tuple[int, float]] = {}
         """By row: the epoch it was last measured in, and its solve rate."""
+        self.unproven: int | None = None
+        """The oldest version that engines may sample with and whose proof has not come."""
         self.open: dict[int, Entry] = {}
         self.batches: dict[int, list[Entry]] = {}
         self._keep_from = keep_from
         self._trained, self._left = IdSet(), IdSet()
         self._left_by_reason: Counter[str] = Counter()
+        self._issued_again: Counter[str] = Counter()
         self._trained_twice: list[int] = []
 
     def append(self, record: AnyRecord) -> None:
@@ -275,6 +298,10 @@ class Ledger:
                 self.solve_rates[row] = epoch, solve_rate
             case Trained(step=step, prompt_ids=numbers):
                 self._train(step, numbers)
+            case Unproven(version=version):
+                self.unproven = version if self.unproven is None else min(version, self.unproven)
+            case Proven():
+                self.unproven = None
             case Snapshot() | Open():
                 self._restore(record)
 
@@ -293,8 +320,14 @@ class Ledger:
         starts = [0, *(number + 1 for number in ends[:-1])]
         self._trained = IdSet((start, end) for start, end in zip(starts, ends, strict=True) if start < end)
 
-    def forget(self, number: int) -> None:
+    def is_unproven(self, entry: Entry) -> bool:
+        """Whether an open prompt has tokens of weights that are not proven."""
+        newest = entry.newest_version()
+        return self.unproven is not None and newest is not None and newest >= self.unproven
+
+    def forget(self, number: int, reason: str) -> None:
         """Give up what was sampled of an open prompt: it is sampled anew."""
+        self._issued_again[reason] += 1
         self.open[number] = Entry(prompt=self.open[number].prompt)
 
     def facts(self) -> dict[str, Any]:
@@ -322,6 +355,8 @@ class Ledger:
                 num_open=len(self.open),
                 data=dict(self.data),
                 solve_rates=[(row, epoch, rate) for row, (epoch, rate) in self.solve_rates.items()],
+                unproven=self.unproven,
+                issued_again=dict(self._issued_again),
             ),
             *(Open(entry=entry.copy()) for entry in self.open.values()),
         ]
@@ -337,6 +372,8 @@ class Ledger:
             left=dict(self._left_by_reason),
             running=len(self.open) - scored,
             scored=scored,
+            unproven=sum(map(self.is_unproven, self.open.values())),
+            issued_again=dict(self._issued_again),
             lost=[number for number in _gaps(settled, self.cursor) if number not in self.open],
             trained_twice=list(self._trained_twice),
         )
@@ -357,6 +394,7 @@ class Ledger:
         self._trained, self._left = IdSet(snapshot.trained), IdSet(snapshot.left)
         self._left_by_reason = Counter(snapshot.left_by_reason)
         self._trained_twice = list(snapshot.trained_twice)
+        self._issued_again, self.unproven = Counter(snapshot.issued_again), snapshot.unproven
         self.data = dict(snapshot.data)
         self.solve_rates = {row: (epoch, rate) for row, epoch, rate in snapshot.solve_rates}
 

@@ -167,7 +167,7 @@ class Pipeline:
             page.bind()
             self._stack.callback(page.close)
         start = await self._assembly.read(resume=self._resume, accept_changes=self._accept_changes)
-        self._stack.enter_context(configure(self.run_dir, self._console))
+        self._stack.enter_context(configure(self.run_dir, self._console, self._record.clear))
         self._run_is_open = True
         await control.open()
         if self._on_page is not None and page.url is not None:

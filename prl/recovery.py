@@ -5,8 +5,8 @@ Invariants:
 - A step that was done after the checkpoint is done again on the same groups, in the same order, so the weights come
   back (bit for bit where the trainer computes the same twice), and with them the meaning of every token's version.
 - Nothing sampled is used where it must not be: tokens of a version that does not come back are given up, and so are
-  those that would be trained further from their oldest token than ``pipeline.max_lag`` allows; their prompts are issued
-  again.
+  those of weights that were not proven (``sync.py``), and those that would be trained further from their oldest token
+  than ``pipeline.max_lag`` allows; their prompts are issued again.
 - A seeded stream that was under way goes on from its tokens by another seed, since an engine cannot begin in the middle
   of one. Where the weights that sampled all of it come back, it begins anew instead: the same tokens come again, so no
   length is favoured, and three steps, a resume and three more are six.
@@ -16,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ from prl.run_folder import Totals, read_steps
 from prl.trainer import checkpoint
 from prl.types import Prompt
 
+REASONS = {
+    "weights_not_proven": "what was sampled of them is of weights that were not proven to be the trainer's",
+    "version_lost": "what was sampled of them is of a version that does not come back",
+    "too_old": "what was sampled of them would be older than pipeline.max_lag allows",
+}
 log = get_logger(__name__)
 
 
@@ -46,20 +52,16 @@ class Start(msgspec.Struct, kw_only=True):
     """The accounts, open prompts included."""
     batches: list[list[Entry]] = msgspec.field(default_factory=list)
     """The entries of every step done after the checkpoint, in order."""
-    num_issued_again: int = 0
-    """Open prompts whose tokens were given up."""
+    issued_again: dict[str, int] = msgspec.field(default_factory=dict)
+    """Open prompts whose tokens were given up, by reason (``REASONS``)."""
     warnings: list[str] = msgspec.field(default_factory=list)
 
     def warn(self) -> None:
         """Say what could not be kept."""
         for warning in self.warnings:
             log.warning(warning)
-        if self.num_issued_again:
-            log.warning(
-                "prompts are issued again: what was sampled of them is of a version that does not come back, or would "
-                "be older than pipeline.max_lag allows",
-                num_prompts=self.num_issued_again,
-            )
+        for reason, count in self.issued_again.items():
+            log.warning(f"prompts are issued again: {REASONS[reason]}", num_prompts=count, reason=reason)
 
 
 def find_start(run_dir: Path, config: Config) -> Start:
@@ -82,7 +84,7 @@ def find_start(run_dir: Path, config: Config) -> Start:
         start.totals.add(line)
     pipeline = config.pipeline
     max_lag = pipeline.max_lag if pipeline.mode == "pipeline" else None
-    start.num_issued_again = _forget(start.ledger, max_lag=max_lag, groups_per_step=pipeline.groups_per_step)
+    start.issued_again = _forget(start.ledger, max_lag=max_lag, groups_per_step=pipeline.groups_per_step)
     if config.sampling.seeded:
         start.ledger.forget_unfinished(of_version=start.ledger.step)
     return start
@@ -113,11 +115,13 @@ def _from_journal(folder: Path, step: int, state: dict[str, Any]) -> Start:
     """What the journal says of the time since the checkpoint of ``step``; ``state`` is what that holds."""
     warnings: list[str] = []
     try:
-        ledger, damage = journal.read(folder, resume_from=step)
+        history = journal.read(folder, resume_from=step)
+        ledger, damage = history.ledger, history.unread
     except JournalError as error:
         warnings.append(f"{error}: the run goes on at its checkpoint, and what was under way then is issued again")
         try:
-            ledger, damage = journal.read(folder, resume_from=step, until=step)
+            history = journal.read(folder, resume_from=step, until=step)
+            ledger, damage = history.ledger, history.unread
         except JournalError:
             ledger, damage = _from_checkpoint(step, state), []
     batches = [ledger.batches.pop(done) for done in range(step, ledger.step)]
@@ -136,15 +140,23 @@ def _from_checkpoint(step: int, state: dict[str, Any]) -> Ledger:
     return ledger
 
 
-def _forget(ledger: Ledger, *, max_lag: int | None, groups_per_step: int) -> int:
-    """Give up tokens that must not be used; of how many prompts."""
-    count = 0
+def _forget(ledger: Ledger, *, max_lag: int | None, groups_per_step: int) -> dict[str, int]:
+    """Give up tokens that must not be used; of how many prompts, by reason."""
+    counts: Counter[str] = Counter()
     for position, (number, entry) in enumerate(list(ledger.open.items())):
         oldest, newest = entry.oldest_version(), entry.newest_version()
         if oldest is None or newest is None:
             continue
         trained_at = ledger.step + position // groups_per_step
-        if newest > ledger.step or (max_lag is not None and trained_at - oldest > max_lag):
-            ledger.forget(number)
-            count += 1
-    return count
+        if ledger.is_unproven(entry):
+            reason = "weights_not_proven"
+        elif newest > ledger.step:
+            reason = "version_lost"
+        elif max_lag is not None and trained_at - oldest > max_lag:
+            reason = "too_old"
+        else:
+            continue
+        ledger.forget(number, reason)
+        counts[reason] += 1
+    ledger.unproven = None  # of what is left, nothing is of such weights
+    return dict(counts)

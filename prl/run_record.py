@@ -27,7 +27,7 @@ from prl.controller import Controller, Step
 from prl.disk import Disk
 from prl.evaluator import Evaluator
 from prl.failure import FirstFailure
-from prl.hidden import cleared, secrets_of
+from prl.hidden import clearer_of
 from prl.journal import Journal
 from prl.log import get_logger
 from prl.metrics import Mended
@@ -52,8 +52,9 @@ class RunRecord:
         self._config, self._run_dir = config, run_dir
         self._folder = RunFolder(run_dir)
         self.totals = Totals()
-        secrets = secrets_of(msgspec.to_builtins(config))
-        self.timeline = Timeline(is_kept=config.run.timeline, clear=lambda text: cleared(text, secrets))
+        self.clear = clearer_of(msgspec.to_builtins(config))
+        """Takes the secrets of the configuration out of a text."""
+        self.timeline = Timeline(is_kept=config.run.timeline, clear=self.clear)
         """What every part of the run tells what it does."""
         self.measured: Callable[[], dict[str, Any] | None] = lambda: None
         """How full it is at a moment; None before there is anything."""
@@ -164,7 +165,7 @@ class RunRecord:
             status,
             num_engines=num_engines,
             eval_after=self._eval_after,
-            error=None if error is None else f"{type(error).__name__}: {error}",
+            error=None if error is None else self.clear(f"{type(error).__name__}: {error}"),
         )
 
     def end(self, summary: Summary) -> None:

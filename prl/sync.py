@@ -13,6 +13,8 @@ Invariants:
 - Neither the engines nor the trainer wait for the proof: it is asked for beside what they do next. Nothing comes of
   weights that fail it: a step whose batch has a token of theirs begins, and the next version is pushed, after the
   proof. The first push has its proof before it returns.
+- Who keeps the accounts is told before an engine can sample with weights that are to be proven, and once they are: a
+  run that ends in between uses nothing of theirs later.
 - Nobody leaves the weight group while a push or a proof is under way: each holds ``lock`` from beginning to end.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
@@ -32,6 +34,7 @@ import msgspec
 from prl.deadlines import awake_timeout
 from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
+from prl.ledger import Proven, Unproven
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
 from prl.waits import Wait, current, waiting
@@ -104,12 +107,15 @@ class WeightSync:
         lock: asyncio.Lock | None = None,
         join: Callable[[], Awaitable[None]] = _nothing,
         mend: Callable[[int], Awaitable[bool]] = _not_mended,
+        record: Callable[[Unproven | Proven], None] = lambda _: None,
     ) -> None:
         """Make the pusher.
 
         ``gap_of`` makes one number of the probe's differences, their maximum or a mean; ``lock`` is held during a push;
-        ``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again.
+        ``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again; ``record``
+        writes down which weights are to be proven, and that they are.
         """
+        self._record = record
         self._join, self._mend, self._lock = join, mend, lock or asyncio.Lock()
         self._trainer, self._engines = trainer, engines
         self._transport, self._manifest = transport, manifest
@@ -211,6 +217,8 @@ class WeightSync:
         clock = asyncio.get_running_loop().time
         update = WeightUpdate(version=version, transport=self._transport, manifest=self._manifest)
         engines, publish = self._engines, partial(self._trainer.publish, update)
+        if self._is_verified():
+            self._record(Unproven(version=version))
         begun = clock()
         staged = (await together(pending, "staging", engines=partial(engines.stage, update)))["engines"]
         if staged:
@@ -263,6 +271,7 @@ class WeightSync:
         self.gap_mean = max(statistics.fmean(_differences(expected, of_one)) for of_one in found.values())
         self._check_moved(self.version, expected, found)
         self._proven, self._expected, self._owes_proof = (expected, found), None, False
+        self._record(Proven(version=self.version))
         self._is_pushed.clear()
 
     async def _asked(self, *, resume: bool) -> dict[str, list[float]]:

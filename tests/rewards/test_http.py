@@ -222,3 +222,20 @@ async def test_the_example_server() -> None:
         assert await scorer.score(completion("it is 8."), prompt()) == Abstained(reason="reward_abstained")
     (route,) = reward_server.app().router.routes()
     assert route.method == "POST"
+
+
+@pytest.mark.parametrize("status", [401, 200])
+async def test_a_reply_that_repeats_the_key_shows_none_of_it(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """Wherever what is shown of a refusal, or of a reply that is not understood, is cut: never a part of the key."""
+    key = "sk-" + "0123456789" * 20
+    monkeypatch.setenv("PRL_TEST_KEY", key)
+    for padding in (0, 150, 196, 290, 298, 16 * 1024 - 40):
+
+        async def repeat(request: web.Request, body: Any, padding: int = padding) -> web.Response:
+            said = "x" * padding + request.headers["Authorization"] * 2
+            return web.json_response(said, status=status)
+
+        async with serving(repeat) as service:
+            [verdict] = await score(service, api_key_env="PRL_TEST_KEY")
+        assert isinstance(verdict, ScoringFailed)
+        assert "0123" not in verdict.message
