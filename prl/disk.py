@@ -4,8 +4,8 @@ Invariants:
 
 - ``append`` leaves a file as it was when it fails, so a line or a record is there whole or not at all.
 - A fault that people can mend (no space, no quota, read-only, an input/output error) is said once and tried again until
-  ``timeout_s`` has passed, whoever writes, a thread here or the trainer's ranks; meanwhile ``Disk.blocked`` says what is wrong, and ``ready`` holds up whoever would make
-  more to write. Any other fault is raised at once.
+  ``timeout_s`` has passed, whoever writes, a thread here or the trainer's ranks; meanwhile ``Disk.blocked`` says what
+  is wrong, and ``ready`` holds up whoever would make more to write. Any other fault is raised at once.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from prl.errors import ConfigError, MissingExtraError, PrlError
 from prl.estimates import Estimate
 from prl.evaluate import Answer, Evaluation
 from prl.failure import FirstFailure
-from prl.hidden import clearer_of
 from prl.gateway.playing import playing
+from prl.hidden import clearer_of
 from prl.models import resolve_model
 from prl.panel import make_console, say, show
 from prl.progress import num_asked, percent

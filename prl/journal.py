@@ -23,6 +23,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -117,7 +118,7 @@ class Journal:
             self._segment = target
             for number, path in segments(self._folder):
                 if number > self.ledger.step:
-                    await asyncio.to_thread(path.rename, path.with_suffix(".abandoned"))
+                    await self._disk.write("the journal", partial(path.rename, path.with_suffix(".abandoned")))
 
     async def _write_pending(self) -> None:
         self._wake.clear()
@@ -138,7 +139,7 @@ class Journal:
         needed = _first_needed(segments(self._folder), step)
         for number, path in segments(self._folder):
             if number < needed:
-                await asyncio.to_thread(path.unlink, missing_ok=True)
+                await self._disk.write("the journal", partial(path.unlink, missing_ok=True))
 
     def _encode(self, records: Sequence[AnyRecord]) -> bytes:
         out = bytearray()
@@ -242,7 +243,9 @@ def _records(path: Path, history: History, *, is_newest: bool) -> Iterator[AnyRe
         body = _body(data, at)
         if isinstance(body, str):
             if body == "damaged":
-                history.damage.append(f"{path} is damaged after {at} of {len(data)} bytes: what follows there is left out")
+                history.damage.append(
+                    f"{path} is damaged after {at} of {len(data)} bytes: what follows there is left out"
+                )
             elif not is_newest:  # a crash leaves it in a segment that was the newest then
                 history.covered.append(f"{path} is torn after {at} of {len(data)} bytes")
             return

@@ -294,16 +294,22 @@ class Ledger:
                 self.open[number].scored = record
             case Left(prompt_id=number, reason=reason):
                 self._leave(number, reason)
-            case Measured(row=row, epoch=epoch, solve_rate=solve_rate):
-                self.solve_rates[row] = epoch, solve_rate
             case Trained(step=step, prompt_ids=numbers):
                 self._train(step, numbers)
+            case Measured() | Unproven() | Proven():
+                self._learn(record)
+            case Snapshot() | Open():
+                self._restore(record)
+
+    def _learn(self, record: Measured | Unproven | Proven) -> None:
+        """What is known of rows and of weights, whatever became of the prompts."""
+        match record:
+            case Measured(row=row, epoch=epoch, solve_rate=solve_rate):
+                self.solve_rates[row] = epoch, solve_rate
             case Unproven(version=version):
                 self.unproven = version if self.unproven is None else min(version, self.unproven)
             case Proven():
                 self.unproven = None
-            case Snapshot() | Open():
-                self._restore(record)
 
     def _leave(self, number: int, reason: str) -> None:
         self.open.pop(number, None)

@@ -61,7 +61,7 @@ class Start(msgspec.Struct, kw_only=True):
         for warning in self.warnings:
             log.warning(warning)
         for reason, count in self.issued_again.items():
-            log.warning(f"prompts are issued again: {REASONS[reason]}", num_prompts=count, reason=reason)
+            log.warning("prompts are issued again", num_prompts=count, reason=reason, why=REASONS[reason])
 
 
 def find_start(run_dir: Path, config: Config) -> Start:

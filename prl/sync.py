@@ -112,8 +112,8 @@ class WeightSync:
         """Make the pusher.
 
         ``gap_of`` makes one number of the probe's differences, their maximum or a mean; ``lock`` is held during a push;
-        ``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again; ``record``
-        writes down which weights are to be proven, and that they are.
+        ``join`` brings all sides into one weight group; ``mend`` says whether a failed push may be done again;
+        ``record`` writes down which weights are to be proven, and that they are.
         """
         self._record = record
         self._join, self._mend, self._lock = join, mend, lock or asyncio.Lock()

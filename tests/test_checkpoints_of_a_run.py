@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from hypothesis import strategies as st
 
 import prl
 from prl import journal, virtual_time
+from prl.cli import main
 from prl.config import Config, RunConfig
 from prl.engines.simulated import SimulatedEngine
 from prl.errors import CheckpointError, DiskError
 from prl.recovery import find_start
+from prl.sync import WeightSync
 from prl.trainer import checkpoint, simulated
 from prl.trainer.simulated import SimulatedTrainer
 from tests.test_pipeline import lines, take_steps
@@ -51,8 +55,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: list[bool]) -> list[int]
 
 
 def test_a_full_disk_under_the_trainer_pauses_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Field notes G, disk full: said once, admission held up, nothing half written, and the run is done once there is
-    room, with a checkpoint of every step that has one."""
+    """Field notes G, disk full: said once, admission held up, nothing half written; with room again the run is done."""
     run, is_full, admitted = tmp_path / "run", [True] * 3, list[float]()
     tries = fill_disk(monkeypatch, is_full)
 
@@ -77,7 +80,7 @@ def test_a_full_disk_under_the_trainer_pauses_generation(tmp_path: Path, monkeyp
     told = [line["why"] for line in events if line["event"].startswith("the disk takes no writes")]
     assert told == [f"the checkpoint of step 2 cannot be written to {run}: No space left on device"]
     assert len([line for line in events if line["event"].startswith("the disk takes writes again")]) == 1
-    assert lines(run / "metrics.jsonl")[2]["checkpoint_s"] == pytest.approx(45, abs=1)
+    assert lines(run / "metrics.jsonl")[2]["checkpoint_s"] >= 45, "three pauses of fifteen seconds"
     accounts = accounts_of(run)
     assert (accounts.steps, accounts.trained, accounts.lost, accounts.trained_twice) == (NUM_STEPS, 8, [], [])
 
@@ -147,13 +150,96 @@ async def test_generation_goes_on_while_training_stands_still(tmp_path: Path, mo
     run = tmp_path / "run"
     async with prl.Pipeline(saved_every_second_step(), run_dir=run) as pipeline:
         reports = await take_steps(pipeline, NUM_STEPS)
-    assert [round(report.checkpoint_s, 1) for report in reports] == [0, 0, 1.5, 0]
+    told = [
+        line["training_stood_still_s"] for line in lines(run / "events.jsonl") if line["event"] == "checkpoint"
+    ]  # files take real time, which counts
+    assert all(seconds >= 1.5 for seconds in told)
+    assert [report.checkpoint_s for report in reports] == [0, 0, pytest.approx(told[0], abs=2e-3), 0]
     assert reports[2].time_s > reports[2].checkpoint_s
     assert any(saving[0] + 0.1 < at < saving[0] + 1.4 for at in sampled)
-    told = [line for line in lines(run / "events.jsonl") if line["event"] == "checkpoint"]
-    assert [line["training_stood_still_s"] for line in told] == pytest.approx([1.5] * 3, abs=0.1)
     assert pipeline.summary is not None
-    assert (pipeline.summary.checkpoints, pipeline.summary.checkpoint_s) == (3, pytest.approx(4.5, abs=0.2))
+    assert (pipeline.summary.checkpoints, len(told)) == (3, 3)
+    assert pipeline.summary.checkpoint_s == pytest.approx(sum(told), abs=0.01)
+
+
+# ---- weights that were not proven ------------------------------------------------------------------------------------
+
+
+def test_what_weights_without_proof_sampled_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A push that moved nothing ends the run; what was sampled since is counted, given up, and sampled anew."""
+    run, config, load = tmp_path / "run", config_of(max_lag=2), SimulatedEngine.load
+    prove = WeightSync._prove
+
+    async def moves_nothing(self: SimulatedEngine, update: prl.types.WeightUpdate) -> None:
+        before = self._weights
+        await load(self, update)
+        if update.version == 4:
+            self._weights = before
+
+    async def late(self: WeightSync) -> None:
+        if self.version == 4:
+            await asyncio.sleep(2)
+        await prove(self)
+
+    async def first() -> None:
+        async with prl.Pipeline(config, run_dir=run) as pipeline:
+            await take_steps(pipeline, 8)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SimulatedEngine, "load", moves_nothing)
+        broken.setattr(WeightSync, "_prove", late)
+        with pytest.raises(prl.PrlError, match="does not serve the trainer's weights of version 4"):
+            virtual_time.run(first())
+    accounts = accounts_of(run)
+    num_unproven = accounts.unproven
+    assert (accounts.steps, accounts.lost, num_unproven > 0, accounts.issued_again) == (4, [], True, {})
+    open_before = journal.read(run / "journal").ledger.open.values()
+    assert any(entry.scored and entry.newest_version() == 4 for entry in open_before), "else nothing could be misused"
+    assert main(["audit", str(run)]) == 0
+    assert f"    of weights not proven {num_unproven:>12}\n" in capsys.readouterr().out
+
+    start = find_start(run, config)
+    assert start.issued_again == {"weights_not_proven": num_unproven}
+    assert max(entry.newest_version() or 0 for entry in start.ledger.open.values()) < 4
+
+    async def resumed() -> None:
+        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
+            await take_steps(pipeline, 4)
+
+    virtual_time.run(resumed())
+    accounts = accounts_of(run)
+    assert (accounts.trained, accounts.lost, accounts.trained_twice, accounts.unproven) == (16, [], [], 0)
+    assert accounts.issued_again == {"weights_not_proven": num_unproven}
+    told = [line for line in lines(run / "events.jsonl") if line["event"] == "prompts are issued again"]
+    assert [(line["reason"], line["num_prompts"]) for line in told] == [("weights_not_proven", num_unproven)]
+
+
+def test_an_audit_tells_damage_from_a_torn_tail(
+    crashed: tuple[Path, Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A torn tail is what a crash leaves: 0. Damage in the newest part: 1, file and place; in an older one: a note."""
+    run = tmp_path / "run"
+    shutil.copytree(crashed[0], run)
+    older, newest = (path for _, path in journal.segments(run / "journal"))
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[:-7])
+    assert (main(["audit", str(run)]), "damaged" in capsys.readouterr().out) == (0, False)
+    changed = bytearray(whole)
+    changed[-40] ^= 1
+    newest.write_bytes(changed)
+    assert main(["audit", str(run)]) == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("damaged: ")]
+    assert re.fullmatch(rf"damaged: {newest} is damaged after \d+ of {len(whole)} bytes: .*", line)
+    assert main(["audit", str(run), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["damage"]) == 1
+    newest.write_bytes(whole)
+    changed = bytearray(older.read_bytes())
+    changed[-40] ^= 1
+    older.write_bytes(changed)
+    assert main(["audit", str(run)]) == 0
+    assert f"note: {older} is damaged" in capsys.readouterr().out
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------
@@ -168,7 +254,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config]:
     return run, config
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_a_changed_byte_sends_the_run_to_the_checkpoint_before(
     crashed: tuple[Path, Config], data: st.DataObject
@@ -203,14 +289,16 @@ def test_a_run_over_a_damaged_checkpoint_is_the_undisturbed_one(crashed: tuple[P
         async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
             assert pipeline.step_number == 7
             await pipeline.save()
-            kept = {path.name for path in (run / "checkpoints").iterdir()}  # noqa: ASYNC240 -- tiny
+            kept = {path.name for path in (run / "checkpoints").iterdir()}
             assert kept == {"step-000003", "step-000006", "step-000007"}
             await take_steps(pipeline, 1)
 
     virtual_time.run(resumed())
     assert {path.name for path in (run / "checkpoints").iterdir()} == {"step-000007", "step-000008"}
     said = [line["event"] for line in lines(run / "events.jsonl") if line["level"] == "warning"]
-    assert any(f"{state.parent} is damaged: the contents of state.msgpack are not what was written" in each for each in said)
+    assert any(
+        f"{state.parent} is damaged: the contents of state.msgpack are not what was written" in each for each in said
+    )
     accounts = accounts_of(run)
     assert (accounts.trained, accounts.lost, accounts.trained_twice) == (16, [], [])
 
@@ -241,7 +329,7 @@ def test_where_no_checkpoint_is_left_a_run_does_not_begin_anew(crashed: tuple[Pa
         async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
             return pipeline.step_number
 
-    assert [step for step, _ in journal.segments(run / "journal")][0] == 3
+    assert journal.segments(run / "journal")[0][0] == 3
     with pytest.raises(CheckpointError, match=r"(?s)no checkpoint of this run can be used.*step-000006.*step-000003"):
         virtual_time.run(resumed())
     assert (run / "metrics.jsonl").read_bytes() == before

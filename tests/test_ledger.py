@@ -81,7 +81,7 @@ def test_every_prompt_is_somewhere() -> None:
 
 
 def test_tokens_of_weights_that_are_not_proven_are_known_as_such() -> None:
-    """From the first version that waits for its proof on, until the proof; a snapshot carries it, and what was given up."""
+    """From the first version that waits for its proof on, until the proof; a snapshot carries it all."""
     ledger = ledger_of(
         *(Admitted(prompt=make_prompt(number)) for number in range(3)),
         sampled(0, 0, chunk(7, version=3, finish="stop")),

@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{error}: name the folder of a run, such as runs/math") from None
     accounts = history.ledger.accounts()
     if arguments.json:
-        print(msgspec.json.encode({**msgspec.to_builtins(accounts), "damage": history.damage, "covered": history.covered}).decode())  # noqa: T201
+        told = {**msgspec.to_builtins(accounts), "damage": history.damage, "covered": history.covered}
+        print(msgspec.json.encode(told).decode())  # noqa: T201
     else:
         left = sum(accounts.left.values())
         rows = [

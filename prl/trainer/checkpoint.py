@@ -77,11 +77,9 @@ def latest(checkpoints: Path, *, verified: bool = False) -> Found:
             takes: seconds for what fits into memory, minutes where the disk gives less than a GB a second.
     """
     skipped: dict[Path, str] = {}
-    for step, folder in reversed(_numbered(checkpoints)):
+    for step, folder in reversed(numbered(checkpoints)):
         try:
-            marker = read_marker(folder)
-            if marker.step != step:
-                raise CheckpointError(f"{folder} holds step {marker.step}, not the step of its name")
+            marker = read_marker(folder, step)
             if verified:
                 verify(folder, marker)
         except CheckpointError as error:
@@ -100,7 +98,7 @@ def keep_newest(checkpoints: Path, count: int, *, damaged: Collection[Path] = ()
     for left in (path for end in ("partial", "replaced") for path in checkpoints.glob(f"step-*.{end}")):
         shutil.rmtree(left, ignore_errors=True)
     kept: list[int] = []
-    for step, folder in reversed(_numbered(checkpoints)):
+    for step, folder in reversed(numbered(checkpoints)):
         if len(kept) == count:
             shutil.rmtree(folder, ignore_errors=True)
         elif folder not in damaged:
@@ -110,13 +108,13 @@ def keep_newest(checkpoints: Path, count: int, *, damaged: Collection[Path] = ()
     return min(kept, default=0)
 
 
-def _numbered(checkpoints: Path) -> list[tuple[int, Path]]:
-    """The folders that are named as checkpoints, oldest first."""
+def numbered(checkpoints: Path) -> list[tuple[int, Path]]:
+    """The folders that are named as checkpoints, whole or not, with their steps, oldest first."""
     return sorted((int(path.name[5:]), path) for path in checkpoints.glob("step-*") if path.name[5:].isdecimal())
 
 
-def read_marker(folder: Path) -> Marker:
-    """The marker of a complete checkpoint. Raises CheckpointError where ``folder`` is not one."""
+def read_marker(folder: Path, step: int | None = None) -> Marker:
+    """The marker of a complete checkpoint, of ``step`` if that is given. Raises CheckpointError: it is not one."""
     try:
         marker = msgspec.json.decode((folder / MARKER).read_bytes(), type=Marker)
     except OSError as error:
@@ -127,6 +125,8 @@ def read_marker(folder: Path) -> Marker:
         raise CheckpointError(f"{folder} is no complete checkpoint: {MARKER} is damaged ({error})") from error
     if marker.own_checksum not in {None, marker.seal()} or (marker.own_checksum is None and marker.checksums):
         raise CheckpointError(f"{folder} is no complete checkpoint: {MARKER} is damaged (it is not what was written)")
+    if step is not None and marker.step != step:
+        raise CheckpointError(f"{folder} holds step {marker.step}, not the step of its name")
     actual = _sizes(folder)
     for name, size in marker.files.items():
         if actual.get(name) != size:

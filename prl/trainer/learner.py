@@ -42,8 +42,6 @@ from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tenso
 from prl.trainer.publish import Publisher
 from prl.types import Sample, WeightGroup, WeightUpdate
 
-_BASE = "base"
-
 
 class Learner:
     """Model, optimiser and step of one rank. Needs the default process group."""
@@ -258,25 +256,14 @@ class Learner:
         self.optimizer.step()
 
     def _checkpointed(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint holds, under names that do not collide. A collective.
-
-        Of the base that adapters are trained on, only what it takes to know it again.
-        """
+        """Everything that a checkpoint holds, under names that do not collide. A collective."""
         state = optimizer_tensors(self.optimizer, self.parameters)
-        model = self.parameters if self.policy.adapters else self.policy.tensors
-        return {
-            **{f"model/{name}": tensor for name, tensor in model.items()},
-            **{f"optimizer/{name}": tensor for name, tensor in state.items()},
-            **({_BASE: lora.base_bits(self.policy.tensors)} if self.policy.adapters else {}),
-        }
+        return shards.weights_of(self.policy) | {f"optimizer/{name}": tensor for name, tensor in state.items()}
 
     def _load(self, folder: Path) -> int:
         """Take up a checkpoint; returns its step. Raises CheckpointError, also where it belongs to another base."""
-        tensors = self._checkpointed()
-        bits = {name: tensor.clone() for name, tensor in tensors.items() if name == _BASE}
-        step = shards.load(folder, tensors)
-        for name, expected in bits.items():
-            lora.check_base(folder, self._model, self.policy.tensors, expected, tensors[name])
+        step = shards.load(folder, self._checkpointed(), self.policy, self._model)
+        shards.restore_random_state(folder)
         return step
 
 

@@ -27,9 +27,11 @@ from torch.distributed.checkpoint import api as dcp_api
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from prl.errors import CheckpointError
-from prl.trainer import checkpoint
+from prl.trainer import checkpoint, lora
+from prl.trainer.model import Policy, parameters_of
 from prl.trainer.writing import nothing, written
 
+_BASE = "base"
 _OF_RANK = re.compile(r"__(\d+)_|random-(\d+)\.")
 
 
@@ -67,21 +69,38 @@ def save(target: Path, tensors: dict[str, Tensor], step: int, state: dict[str, A
     return None
 
 
-def load(folder: Path, tensors: dict[str, Tensor]) -> int:
-    """Fill ``tensors`` and this rank's random state from ``folder``; returns the step. A collective.
+def weights_of(policy: Policy) -> dict[str, Tensor]:
+    """What a checkpoint holds of the weights, by name. A collective.
+
+    Of the base that adapters are trained on, only what it takes to know it again.
+    """
+    model = parameters_of(policy) if policy.adapters else policy.tensors
+    named = {f"model/{name}": tensor for name, tensor in model.items()}
+    return named | {_BASE: lora.base_bits(policy.tensors)} if policy.adapters else named
+
+
+def load(folder: Path, tensors: dict[str, Tensor], policy: Policy, model: str) -> int:
+    """Fill ``tensors``, those of ``policy`` and maybe others, from ``folder``; returns the step. A collective.
 
     Raises:
-        CheckpointError: the folder is not complete, or is of another model.
+        CheckpointError: the folder is not complete, or is of another model, or of adapters of another base.
     """
     marker = checkpoint.read_marker(folder)
+    bits = {name: tensor.clone() for name, tensor in tensors.items() if name == _BASE}
     try:
         state_dict_loader.load(tensors, checkpoint_id=folder)
     except (dcp_api.CheckpointException, RuntimeError, ValueError) as error:
         raise CheckpointError(f"{folder} does not fit the model that is trained here: {error}") from error
+    for name, expected in bits.items():
+        lora.check_base(folder, model, policy.tensors, expected, tensors[name])
+    return marker.step
+
+
+def restore_random_state(folder: Path) -> None:
+    """Go on with this rank's random numbers, if the checkpoint had such a rank."""
     file = folder / _random_file(dist.get_rank())
     if file.exists():
-        _restore_random_state(msgspec.msgpack.decode(file.read_bytes()))
-    return marker.step
+        _restore(msgspec.msgpack.decode(file.read_bytes()))
 
 
 def _writer_of(name: str) -> int:
@@ -104,7 +123,7 @@ def _random_state() -> dict[str, Any]:
     }
 
 
-def _restore_random_state(state: dict[str, Any]) -> None:
+def _restore(state: dict[str, Any]) -> None:
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002 -- the global generator

@@ -106,7 +106,7 @@ def hybrid(model: Path, folder: Path, numbers: dict[str, Any]) -> dict[str, torc
 
 
 def full_disk(learner: Learner, folder: Path, numbers: dict[str, Any]) -> None:
-    """Saves that the last rank's disk does not take, where that can be mended and where it cannot, and one that it does.
+    """Saves that the last rank's disk does not take, where that can be mended and where not, and one that it does.
 
     A limit on the size of files stands in for the disk: a write goes half through, as on a full one.
     """

@@ -582,7 +582,7 @@ def test_two_ranks_draw_different_numbers(two: Path) -> None:
 
 
 def test_a_disk_that_one_rank_cannot_write_to_is_told_to_all(two: Path) -> None:
-    """Field notes G, disk full: both ranks leave the save together, nothing of it is left, and the next one is whole."""
+    """Field notes G, disk full: both ranks leave the save together, nothing of it is left, and the next is whole."""
     words, others_words = (_numbers(two, rank)["full_disk"] for rank in (1, 0))
     for fault, left, refused, left_again, last in (words, others_words):
         assert (fault[0], left, left_again, last) == (errno.EFBIG, [], [], None)

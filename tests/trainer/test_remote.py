@@ -225,7 +225,9 @@ async def test_what_the_disk_said_to_one_rank_is_raised_and_the_ranks_go_on(tmp_
     full = protocol.Written(errno=errno.ENOSPC, error="[Errno 28] No space left on device: 'step-000003.partial/a'")
     replies = iter([protocol.Written(errno=errno.ENOSPC), full, *[protocol.Written()] * 2])
     async with played(lambda _: next(replies), tmp_path, 2) as trainer:
-        with pytest.raises(OSError, match=r"No space left on device \(trainer rank \d: .*'step-000003.partial/a'\)") as said:
+        with pytest.raises(
+            OSError, match=r"No space left on device \(trainer rank \d: .*'step-000003.partial/a'\)"
+        ) as said:
             await trainer.save(tmp_path / "step-000003", {})
         assert said.value.errno == errno.ENOSPC
         await trainer.save(tmp_path / "step-000003", {})
