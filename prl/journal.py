@@ -33,7 +33,8 @@ from prl.disk import Disk, append
 from prl.errors import JournalError
 from prl.exact import check_fields
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Admitted, AnyRecord, Ledger, Snapshot, Trained
+from prl.ledger import Ledger
+from prl.records import Admitted, AnyRecord, Snapshot, Trained
 
 FLUSH_S = 0.25
 """Records wait at most this long for the disk, so a crash loses at most this much sampling."""

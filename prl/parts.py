@@ -30,10 +30,10 @@ from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
 from prl.governor import Governor
-from prl.ledger import Played, Proven, Sampled, Unproven
 from prl.log import get_logger
 from prl.memory import gpu_memory
 from prl.metrics import StepReport
+from prl.records import Played, Proven, Sampled, Unproven
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer
 from prl.rollout import Play, Rollout

@@ -25,8 +25,9 @@ import msgspec
 from prl import journal
 from prl.config import Config
 from prl.errors import CheckpointError, JournalError
-from prl.ledger import Admitted, Entry, Ledger
+from prl.ledger import Ledger
 from prl.log import get_logger
+from prl.records import Admitted, Entry
 from prl.run_folder import Totals, read_steps
 from prl.trainer import checkpoint
 from prl.types import Prompt

@@ -34,7 +34,7 @@ import msgspec
 from prl.deadlines import awake_timeout
 from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
-from prl.ledger import Proven, Unproven
+from prl.records import Proven, Unproven
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
 from prl.waits import Wait, current, waiting

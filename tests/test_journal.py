@@ -19,7 +19,8 @@ from prl.disk import Disk
 from prl.errors import DataError, DiskError, JournalError
 from prl.failure import FirstFailure, running
 from prl.journal import Journal, read, segment_file, segments
-from prl.ledger import Admitted, Ledger, Left, Sampled, Trained
+from prl.ledger import Ledger
+from prl.records import Admitted, Left, Sampled, Trained
 from prl.types import TokenChunk
 from tests.factories import make_prompt
 from tests.virtual import in_virtual_time

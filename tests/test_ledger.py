@@ -6,21 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prl.ledger import (
-    Accounts,
-    Admitted,
-    AnyRecord,
-    Entry,
-    IdSet,
-    Ledger,
-    Left,
-    Proven,
-    Sampled,
-    Scored,
-    Trained,
-    Unproven,
-    group_of,
-)
+from prl.ledger import Accounts, IdSet, Ledger
+from prl.records import Admitted, AnyRecord, Entry, Left, Proven, Sampled, Scored, Trained, Unproven, group_of
 from prl.types import Finish, Score, TokenChunk
 from tests.factories import make_prompt
 
