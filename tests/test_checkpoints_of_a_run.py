@@ -194,7 +194,8 @@ def test_what_weights_without_proof_sampled_is_not_used(
             virtual_time.run(first())
     accounts = accounts_of(run)
     num_unproven = accounts.unproven
-    assert (accounts.steps, accounts.lost, num_unproven > 0, accounts.issued_again) == (4, [], True, {})
+    assert accounts.steps in {4, 5}, "the next step may train on what was sampled before"
+    assert (accounts.lost, num_unproven > 0, accounts.issued_again) == ([], True, {})
     open_before = journal.read(run / "journal").ledger.open.values()
     assert any(entry.scored and entry.newest_version() == 4 for entry in open_before), "else nothing could be misused"
     assert main(["audit", str(run)]) == 0
@@ -206,7 +207,7 @@ def test_what_weights_without_proof_sampled_is_not_used(
 
     async def resumed() -> None:
         async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
-            await take_steps(pipeline, 4)
+            await take_steps(pipeline, 8 - pipeline.step_number)
 
     virtual_time.run(resumed())
     accounts = accounts_of(run)

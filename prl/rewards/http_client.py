@@ -89,8 +89,8 @@ class Client:
         try:
             return msgspec.json.decode(reply)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            said = self._said(reply, is_whole=True)
-            raise RewardError(f"{self._url} answered what is no JSON ({error}): {said!r}") from error
+            answer = self._said(reply, is_whole=True)
+            raise RewardError(f"{self._url} answered what is no JSON ({error}): {answer!r}") from error
 
     def _said(self, body: bytes, *, is_whole: bool) -> str:
         """The beginning of what the service said, without the key."""

@@ -58,7 +58,8 @@ def restored(config: Config, model: str, folder: Path) -> Policy:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         yield
     finally:
