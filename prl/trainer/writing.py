@@ -43,8 +43,9 @@ def written(target: Path, part: Callable[[], None]) -> OSError | None:
     try:
         part()
     except (Exception, CheckpointException) as error:  # noqa: BLE001 -- raised below, once all ranks know
-        fault = _fault_behind(error, checkpoint.partial_of(target))
-        failed = error if fault is None else None
+        if (own := _own(error)) is not None:
+            fault = _fault_behind(own, checkpoint.partial_of(target))
+            failed = own if fault is None else None
     code, has_failed = _most(0 if fault is None else fault.errno or 0, int(failed is not None))
     if code or has_failed:
         if dist.get_rank() == 0:
@@ -85,11 +86,17 @@ def _fault_behind(error: BaseException, partial: Path) -> OSError | None:
     return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions that ``error`` came of, those of other ranks included."""
-    yield error
-    below = [cause for cause in (error.__cause__, error.__context__) if cause is not None]
-    if isinstance(error, CheckpointException):
-        below += [cause for cause, _ in error.failures.values()]
-    for cause in below:
-        yield from _causes(cause)
+def _own(error: BaseException) -> BaseException | None:
+    """What went wrong on this rank; None where torch tells it what went wrong on another, which says so itself."""
+    if not isinstance(error, CheckpointException):
+        return error
+    own = error.failures.get(dist.get_rank())
+    return None if own is None else own[0]
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """``error``, and the exceptions that it came of."""
+    if error is not None:
+        yield error
+        yield from _causes(error.__cause__)
+        yield from _causes(error.__context__)
