@@ -86,20 +86,25 @@ class Disk:
             DiskError: the disk did not take it for ``run.disk_timeout_s``.
             OSError: the fault is none that waiting can mend.
         """
-        return await self.until_taken(what, partial(_in_thread, work))
+        with waiting("the disk", lambda: self.blocked or f"takes {what}", limit_s=self._timeout_s + RETRY_S):
+            return await self._taken(what, partial(_in_thread, work), partial(asyncio.sleep, RETRY_S))
 
     async def until_taken(self, what: str, attempt: Callable[[], Awaitable[T]], *, retry_s: float = RETRY_S) -> T:
-        """As ``write``, for what is written by others: ``attempt`` has them do it, with a deadline of its own.
+        """As ``write``, for what is written by others: ``attempt`` has them do it, with waits and deadlines of its own.
 
         Args:
             what: is written, in words.
             attempt: leaves nothing half written where it raises OSError.
             retry_s: seconds until the next attempt; longer for what fills a disk before it fails.
         """
-        with waiting("the disk", lambda: self.blocked or f"takes {what}", limit_s=self._timeout_s + retry_s):
-            return await self._taken(what, attempt, retry_s)
 
-    async def _taken(self, what: str, attempt: Callable[[], Awaitable[T]], retry_s: float) -> T:
+        async def pause() -> None:
+            with waiting("the disk", self._blocks[what], limit_s=retry_s):
+                await asyncio.sleep(retry_s)
+
+        return await self._taken(what, attempt, pause)
+
+    async def _taken(self, what: str, attempt: Callable[[], Awaitable[T]], pause: Callable[[], Awaitable[object]]) -> T:
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
@@ -115,7 +120,7 @@ class Disk:
                         f"{self._blocks[what]}; it was not mended within {limit}. "
                         "Make room and continue with --resume: no prompt is lost"
                     ) from error
-                await asyncio.sleep(retry_s)
+                await pause()
                 continue
             if self._blocks.pop(what, None) is not None and not self._blocks:
                 log.warning("the disk takes writes again: generation goes on", seconds=round(clock() - began, 1))

@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 
 import prl
 from prl import journal, virtual_time
+from prl.buffer import Ticket
 from prl.cli import main
-from prl.config import Config, RunConfig
+from prl.config import Config, RewardConfig, RunConfig
 from prl.engines.simulated import SimulatedEngine
 from prl.errors import CheckpointError, DiskError
+from prl.open_prompts import OpenPrompts
+from prl.records import Entry
 from prl.recovery import find_start
 from prl.sync import WeightSync
 from prl.trainer import checkpoint, simulated
@@ -54,27 +57,35 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, is_full: list[bool]) -> list[int]
     return tries
 
 
+@prl.reward("test-checkpoints-often-fails")
+async def often_fails(completion: prl.Completion, prompt: prl.Prompt) -> float:
+    """Fail for two prompts of three, so that slots are always to be had."""
+    if prompt.id % 3:
+        raise prl.RewardError("the judge is not there")
+    return 1.0 / len(completion.token_ids)
+
+
 def test_a_full_disk_under_the_trainer_pauses_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Field notes G, disk full: said once, admission held up, nothing half written; with room again the run is done."""
-    run, is_full, admitted = tmp_path / "run", [True] * 3, list[float]()
-    tries = fill_disk(monkeypatch, is_full)
+    run, is_full, admitted = tmp_path / "run", [True] * 3, list[str | None]()
+    rewards = [RewardConfig(name="test-checkpoints-often-fails", max_failures=1000)]
+    tries, admit = fill_disk(monkeypatch, is_full), OpenPrompts.admit
 
     async def main() -> None:
-        clock = asyncio.get_running_loop().time
-        async with prl.Pipeline(saved_every_second_step(), run_dir=run) as pipeline:
-            admit = pipeline._entered.controller._prompts.admit
+        async with prl.Pipeline(
+            msgspec.structs.replace(saved_every_second_step(), rewards=rewards), run_dir=run
+        ) as pipeline:
 
-            def noted(ticket: Any) -> Any:
-                if is_full and len(tries) > 1:
-                    admitted.append(clock())
-                return admit(ticket)
+            def noted(self: OpenPrompts, ticket: Ticket) -> Entry:
+                admitted.append(pipeline._record._disk.blocked)
+                return admit(self, ticket)
 
-            monkeypatch.setattr(pipeline._entered.controller._prompts, "admit", noted)
+            monkeypatch.setattr(OpenPrompts, "admit", noted)
             await take_steps(pipeline, NUM_STEPS)
 
     virtual_time.run(main())
     assert tries == [2, 2, 2, 2, 4, 4]
-    assert admitted == []
+    assert sum(blocked is not None for blocked in admitted) <= 1, "no more than one that had waited for a slot already"
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-000002", "step-000004"]
     events = lines(run / "events.jsonl")
     told = [line["why"] for line in events if line["event"].startswith("the disk takes no writes")]
@@ -83,6 +94,7 @@ def test_a_full_disk_under_the_trainer_pauses_generation(tmp_path: Path, monkeyp
     assert lines(run / "metrics.jsonl")[2]["checkpoint_s"] >= 45, "three pauses of fifteen seconds"
     accounts = accounts_of(run)
     assert (accounts.steps, accounts.trained, accounts.lost, accounts.trained_twice) == (NUM_STEPS, 8, [], [])
+    assert accounts.left["reward_error"] > 8
 
 
 def test_a_disk_that_stays_full_ends_the_run_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
