@@ -120,6 +120,8 @@ def test_the_keys_of_a_summary() -> None:
             "evals_incomplete",
             "engine_restarts",
             "trainer_restarts",
+            "checkpoints",
+            "checkpoint_s",
             "lag_max",
             "lag_mean",
             "ess_mean",
