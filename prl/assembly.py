@@ -241,5 +241,5 @@ class Assembly:
         history = await asyncio.to_thread(journal.read, self._run_dir / "journal", resume_from=first)
         make_batch = parts.batch_maker(self._config)
         for step in range(first, self._controller.step_number):
-            groups = [group_of(entry, self._tokenizer.decode) for entry in history.ledger.batches[step]]
+            groups = [group_of(entry, self._tokenizer.decode) for entry in history.batches[step]]
             await trainer.train(await make_batch(step, groups))

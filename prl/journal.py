@@ -14,6 +14,8 @@ Invariants:
 - Records are written in the order they were appended, some at a time, each time with one fsync. ``flush`` returns when
   everything appended before it is on the disk; a checkpoint is begun after a flush, so the journal is never behind it.
 - A segment is removed only when no checkpoint that is kept needs it.
+- The ledger holds what is open. The groups of steps that are to be done again are a reader's and not the ledger's: that
+  of a resumed run goes on for days.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from prl.errors import JournalError
 from prl.exact import check_fields
 from prl.failure import FirstFailure, failures_to
 from prl.ledger import Ledger
-from prl.records import Admitted, AnyRecord, Snapshot, Trained
+from prl.records import Admitted, AnyRecord, Entry, Snapshot, Trained
 
 FLUSH_S = 0.25
 """Records wait at most this long for the disk, so a crash loses at most this much sampling."""
@@ -52,6 +54,8 @@ class History(NamedTuple):
     covered: list[str]
     """The same of older segments, and where a crash left one torn: the next one's snapshot tells all that the ledger
     needs. A torn tail of the newest segment is what a crash leaves, and is not said."""
+    batches: dict[int, list[Entry]]
+    """The groups of the steps that were to be kept, by the number of steps done before; each in its step's order."""
 
     @property
     def unread(self) -> list[str]:
@@ -183,7 +187,7 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
     Args:
         folder: the run folder's ``journal``.
         resume_from: the step of the checkpoint that the run goes on from: the groups of the steps from there on are
-            kept in ``ledger.batches``. None reads everything there is and keeps none.
+            kept in ``batches``. None reads everything there is and keeps none.
         until: stop where more than this many steps are done.
 
     Raises:
@@ -197,24 +201,32 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
         if found[0][0] > resume_from:
             raise JournalError(f"{folder} begins after step {found[0][0]}, the checkpoint after step {resume_from}")
         found = [(number, path) for number, path in found if number >= _first_needed(found, resume_from)]
-    ledger = Ledger(keep_from=resume_from)
-    history = History(ledger, damage=[], covered=[])
+    ledger, batches = Ledger(), dict[int, list[Entry]]()
+    history = History(ledger, damage=[], covered=[], batches=batches)
     for position, (_, path) in enumerate(found):
         is_newest = position == len(found) - 1
         for record in _records(path, history, is_newest=is_newest):
             if until is not None and _is_beyond(record, until):
                 return history
+            if isinstance(record, Trained) and resume_from is not None and record.step >= resume_from:
+                batches[record.step] = [ledger.open[number] for number in record.prompt_ids if number in ledger.open]
             ledger.append(record)
             if isinstance(record, Snapshot):
                 history.covered.extend(history.damage)
                 history.damage.clear()
-    if resume_from is not None and ledger.step < resume_from:
-        raise JournalError(f"{folder} ends after step {ledger.step}, the checkpoint is of step {resume_from}")
-    first = ledger.step if resume_from is None else resume_from
-    missing = [step for step in range(first, ledger.step) if step not in ledger.batches]
+    if resume_from is not None:
+        _check_reaches(folder, history, resume_from)
+    return history
+
+
+def _check_reaches(folder: Path, history: History, step: int) -> None:
+    """Raises JournalError where the run cannot go on from the checkpoint of ``step`` with what was read."""
+    done = history.ledger.step
+    if done < step:
+        raise JournalError(f"{folder} ends after step {done}, the checkpoint is of step {step}")
+    missing = [number for number in range(step, done) if number not in history.batches]
     if missing:
         raise JournalError(f"{folder} has lost the groups of steps {missing[0] + 1} to {missing[-1] + 1}")
-    return history
 
 
 def _is_beyond(record: AnyRecord, until: int) -> bool:

@@ -103,13 +103,9 @@ class Records(Protocol):
 
 
 class Ledger:
-    """The accounts of one run, in memory.
+    """The accounts of one run, in memory: what is done with leaves a number behind, and no token."""
 
-    Args:
-        keep_from: keep the groups of the steps from this one on in ``batches``, to train them again; None keeps none.
-    """
-
-    def __init__(self, *, keep_from: int | None = None) -> None:
+    def __init__(self) -> None:
         self.step = 0
         """Completed optimiser steps."""
         self.cursor = 0
@@ -121,8 +117,6 @@ class Ledger:
         self.unproven: int | None = None
         """The oldest version that engines may sample with and whose proof has not come."""
         self.open: dict[int, Entry] = {}
-        self.batches: dict[int, list[Entry]] = {}
-        self._keep_from = keep_from
         self._trained, self._left = IdSet(), IdSet()
         self._left_by_reason: Counter[str] = Counter()
         self._issued_again: Counter[str] = Counter()
@@ -237,9 +231,8 @@ class Ledger:
         )
 
     def _train(self, step: int, numbers: list[int]) -> None:
-        entries = [self.open.pop(number, None) for number in numbers]
-        if self._keep_from is not None and step >= self._keep_from:
-            self.batches[step] = [entry for entry in entries if entry is not None]
+        for number in numbers:
+            self.open.pop(number, None)
         self._trained_twice += [number for number in numbers if not self._trained.add(number)]
         self.step = step + 1
 

@@ -117,15 +117,15 @@ def _from_journal(folder: Path, step: int, state: dict[str, Any]) -> Start:
     warnings: list[str] = []
     try:
         history = journal.read(folder, resume_from=step)
-        ledger, damage = history.ledger, history.unread
+        ledger, damage, kept = history.ledger, history.unread, history.batches
     except JournalError as error:
         warnings.append(f"{error}: the run goes on at its checkpoint, and what was under way then is issued again")
         try:
             history = journal.read(folder, resume_from=step, until=step)
-            ledger, damage = history.ledger, history.unread
+            ledger, damage, kept = history.ledger, history.unread, history.batches
         except JournalError:
-            ledger, damage = _from_checkpoint(step, state), []
-    batches = [ledger.batches.pop(done) for done in range(step, ledger.step)]
+            ledger, damage, kept = _from_checkpoint(step, state), [], {}
+    batches = [kept[done] for done in range(step, ledger.step)]
     return Start(ledger=ledger, batches=batches, warnings=[*warnings, *damage])
 
 
