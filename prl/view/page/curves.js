@@ -25,7 +25,8 @@ export class Curves {
     this.refresh = throttled(() => this.load(), REFRESH_MS);
   }
 
-  /** What is drawn from now on: [{title, about, format, lines: [{key, label, own?}], extra?, wide?, noLog?, noSmooth?}]. */
+  /** What is drawn from now on: [{title, about, format, lines: [{key, label, own?}], extra?, wide?, noLog?, noSmooth?,
+   * compared?: only beside other runs}]. */
   async choose(specs) {
     this.destroy();
     this.#specs = specs;
@@ -100,6 +101,8 @@ export class Curves {
     const { x, smooth, log, runs } = this.settings();
     this.#specs.forEach((spec, at) => {
       const lines = [];
+      this.#cards[at].element.hidden = Boolean(spec.compared) && runs.length === 1;
+      if (this.#cards[at].element.hidden) return;
       this.answers?.forEach((answer, which) => {
         spec.lines.forEach((line, n) => {
           const found = answer.series[line.key];
