@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -32,7 +33,10 @@ from prl.types import Completion, Prompt, Score
 
 
 class Rewards:
-    """prl's scorer as a reward function of TRL: plain, so the event loop that the scorer lives in is this class's."""
+    """prl's scorer as a reward function of TRL: plain, so the event loop that the scorer lives in is this class's.
+
+    ``close`` it.
+    """
 
     __name__ = "prl_rewards"
 
@@ -43,6 +47,13 @@ class Rewards:
         self._runner.run(scorer.__aenter__())
         self.means: list[float] = []
         """Mean reward of every call, before the factor."""
+
+    def close(self) -> None:
+        """End the scorer, and its loop."""
+        try:
+            self._runner.run(self._scorer.__aexit__())
+        finally:
+            self._runner.close()
 
     def __call__(
         self, *, completions: list[str], completion_ids: list[list[int]], prompt_id: list[int], **_: Any
@@ -193,7 +204,8 @@ def main() -> None:
     own = trainer.processing_class(text=[prompt.text for prompt in prompts])["input_ids"]
     if own != [prompt.token_ids for prompt in prompts]:
         raise RuntimeError("TRL reads the prompts as other token ids than prl")
-    trainer.train()
+    with contextlib.closing(rewards):
+        trainer.train()
     if trainer.is_world_process_zero():
         result = {"started_at": clock.started_at, "seconds": clock.seconds, "rewards": rewards.means}
         (arguments.folder / "result.json").write_text(json.dumps(result))

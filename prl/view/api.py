@@ -167,7 +167,11 @@ class Api:
 
     def _timeline(self, run: OpenRun, asked: Asked) -> Any:
         first, last, points = asked.number("from"), asked.number("to"), asked.count("points", 2000, MAX_POINTS)
+        recent = asked.number("recent")
         with run.current("timeline.jsonl", "gauges.jsonl"):
+            if recent is not None and run.timeline.extent:
+                last = run.timeline.extent[1]
+                first = last - max(recent, 0.0)
             since, until, spans = run.timeline.shown(first, last, lanes=asked.names("lanes"), points=points)
             begin, end = run.timeline.extent or (None, None)
             found: dict[str, Any] = {

@@ -14,6 +14,7 @@
 //   chart.js chart_card.js         one chart of lines, on uPlot; its frame and legend
 //   curves.js curve_controls.js    many charts of one or many runs; the row above them
 //   compare.js held_out.js         the choice of runs to draw beside this one; lines of evaluations
+//   figures.js                     a row of figures above charts
 //   keys.js                        which keys a run has written so far
 //   palette.js smoothing.js        colours and dashes; the moving average
 //   spread.js                      a distribution over steps: a plane, and the bars of one step

@@ -40,6 +40,7 @@ export class TimelineLegend {
           h("b", {}, `${about}${percent(all.get(state) / total, 0)}`),
         ),
       ),
+      h("li", { class: "of" }, "of the time of all lanes"),
     );
     put(
       this.names,

@@ -5,6 +5,7 @@ import { CurveControls } from "../curve_controls.js";
 import { Curves } from "../curves.js";
 import { h, loading, put, trouble } from "../dom.js";
 import { compact, duration, number, percent, share, whole, words } from "../format.js";
+import { Figures, firstOf, lastOf, meanOf } from "../figures.js";
 import { evaluated, evaluationsOf, heldOut, ksOf, passAt } from "../held_out.js";
 import { Keys } from "../keys.js";
 
@@ -100,7 +101,7 @@ export function open(place) {
   const curves = new Curves({ ...options, onAnswer: (answers) => figures(answers[0]) }),
     others = new Curves(options);
   curves.needs = ["tokens_trained", "tokens_generated", "samples", "time_s"];
-  const tiles = h("dl", { class: "figures" }),
+  const tiles = new Figures(),
     count = h("span", { class: "muted" });
   const more = h(
     "details",
@@ -109,7 +110,7 @@ export function open(place) {
     others.notice,
     others.element,
   );
-  const element = h("div", {}, tiles, controls.element, curves.notice, curves.element, more);
+  const element = h("div", {}, tiles.element, controls.element, curves.notice, curves.element, more);
   let left = [],
     keysTold = null,
     ks = [];
@@ -148,35 +149,33 @@ export function open(place) {
     const info = place.info() ?? {},
       summary = info.summary,
       zoomed = controls.settings().from !== null;
-    const of = (key) => answer.series[key]?.mean.filter((each) => each !== null) ?? [];
-    const sum = (key) => (of(key).length ? (of(key).reduce((a, b) => a + b, 0) / of(key).length) * answer.total : null);
-    const reward = of("reward_mean"),
+    const of = (key) => answer.series[key],
+      sum = (key) => (meanOf(of(key)) === null ? null : meanOf(of(key)) * answer.total);
+    const reward = lastOf(of("reward_mean")),
+      first = firstOf(of("reward_mean")),
       trained = sum("tokens_trained"),
       generated = sum("tokens_generated");
     const held = evaluationsOf(place.run),
       last = held.at(-1),
       firstHeld = held[0];
     const part = zoomed ? "in the part shown" : null;
-    const tile = (name, shown, note, about = note) =>
-      h("div", { title: about }, h("dt", {}, name), h("dd", {}, shown, h("small", {}, note ?? "")));
-    put(
-      tiles,
-      tile("Reward", number(reward.at(-1), 3), reward.length > 1 ? `from ${number(reward[0], 3)}` : null),
-      tile(
+    tiles.set(
+      ["Reward", number(reward, 3), answer.total > 1 && first !== null ? `from ${number(first, 3)}` : null],
+      [
         "Held out",
         last ? percent(last.reward_mean) : "–",
         last && firstHeld !== last ? `from ${percent(firstHeld.reward_mean)}` : null,
         last?.interval ? `95 % interval ${percent(last.interval[0])} to ${percent(last.interval[1])}` : null,
-      ),
-      tile("Steps", whole(answer.total), part ?? (info.num_steps ? `of ${whole(info.num_steps)}` : null)),
-      tile("Samples", compact(sum("samples")), part),
-      tile("Tokens trained", compact(trained), generated ? `of ${compact(generated)} generated` : null),
-      tile("Goodput", generated ? percent(trained / generated) : "–", "trained of generated"),
-      tile(
+      ],
+      ["Steps", whole(answer.total), part ?? (info.num_steps ? `of ${whole(info.num_steps)}` : null)],
+      ["Samples", compact(sum("samples")), part],
+      ["Tokens trained", compact(trained), generated ? `of ${compact(generated)} generated` : null],
+      ["Goodput", generated ? percent(trained / generated) : "–", "trained of generated"],
+      [
         "Time",
         duration(summary && !zoomed ? summary.wall_s : sum("time_s")),
-        of("time_s").length ? `${duration(sum("time_s") / answer.total)} a step` : null,
-      ),
+        sum("time_s") === null ? null : `${duration(meanOf(of("time_s")))} a step`,
+      ],
     );
   }
 

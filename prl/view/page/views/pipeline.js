@@ -4,7 +4,8 @@ import { get, isStale, Latest } from "../api.js";
 import { CurveControls } from "../curve_controls.js";
 import { Curves } from "../curves.js";
 import { empty, h, loading, put, say, settled, throttled, trouble } from "../dom.js";
-import { duration, number, percent, share, words } from "../format.js";
+import { Figures, meanOf } from "../figures.js";
+import { compact, duration, number, percent, share, words } from "../format.js";
 import { Gauges } from "../gauges.js";
 import { Keys } from "../keys.js";
 import { Timeline } from "../timeline.js";
@@ -58,6 +59,7 @@ const specsOf = (metrics) => [
     about: "samples of a step, by reason",
     ...SHORT,
     noSmooth: true,
+    absentIs: 0,
     absent: "No sample was dropped.",
     lines: metrics.filter((key) => key.startsWith("dropped_")).map((key) => ({ key, label: words(key.slice(8)) })),
   },
@@ -68,6 +70,31 @@ const specsOf = (metrics) => [
     lines: [{ key: "loop_lag_ms", label: "lag" }],
   },
 ];
+
+const WAITS_FROM = 0.1; // of the time: less is the turn of a step
+
+/** Who waits for whom, in the mean of the steps shown. */
+function figures(answer, tiles) {
+  const mean = (key) => meanOf(answer.series[key]),
+    step = mean("time_s"),
+    rate = (value) => (value === null ? "–" : compact(value)),
+    idle = mean("engine_busy") === null ? 0 : 1 - mean("engine_busy"),
+    waits = step ? (mean("wait_batch_s") ?? 0) / step : 0;
+  const who =
+    Math.max(waits, idle) < WAITS_FROM
+      ? ["nobody", `less than ${percent(WAITS_FROM, 0)} of the time`]
+      : waits >= idle
+        ? ["the trainer", `${percent(waits, 0)} of its time, for samples`]
+        : ["the engines", `${percent(idle, 0)} of their time, for slots`];
+  tiles.set(
+    ["Who waits", ...who],
+    ["Engines busy", percent(mean("engine_busy"), 0), `${duration(mean("pause_s"))} paused a step`],
+    ["Trainer busy", percent(mean("trainer_busy"), 0), `${duration(mean("wait_batch_s"))} waiting a step`],
+    ["Step", duration(step), `${duration(mean("publish_s"))} sending weights`],
+    ["Tokens a second", rate(mean("gen_tok_s")), `${rate(mean("train_tok_s"))} trained`],
+    ["Goodput", percent(mean("goodput")), "trained of generated"],
+  );
+}
 
 export function open(place) {
   const latest = new Latest(),
@@ -139,10 +166,13 @@ export function open(place) {
     settings: () => controls.settings(),
     onZoom: (from, to) => controls.zoom(from, to),
     onReset: () => controls.reset(),
+    onAnswer: (answers) => figures(answers[0], tiles),
   });
+  const tiles = new Figures();
   const element = h(
     "div",
     {},
+    tiles.element,
     bar,
     notice,
     card,
@@ -181,15 +211,13 @@ export function open(place) {
         ask = (of) =>
           get(
             [place.run, "timeline"],
-            { from: of?.[0], to: of?.[1], points, gauges: 1 },
+            { from: of?.[0], to: of?.[1], recent: follow && live ? FOLLOWED_S : null, points, gauges: 1 },
             { signal, onIndexing: (share) => put(notice, loading("Reading the run", share)) },
           );
-      let told = await ask(asked);
+      const told = await ask(asked);
       if (told.begin === null || told.begin === undefined || !told.lanes.length) return nothing();
       if (follow && live) {
-        const recent = [told.end - FOLLOWED_S, told.end];
-        told = await ask(recent);
-        window = recent;
+        window = [told.from, told.to];
       } else if (!asked) {
         window = [told.begin - (told.end - told.begin) * 0.01, told.end + (told.end - told.begin) * 0.01];
       }
