@@ -237,7 +237,7 @@ def test_the_keyboard_reaches_everything(visit: Visit, url: str) -> None:
     expect(page.locator("#said")).to_contain_text("weights of version 1")
     press("]")
     expect(page.locator("#said")).to_contain_text("Update to weights")
-    assert "for=" in page.url
+    expect(page).to_have_url(re.compile("for="))
     press("4")
     visit.settled()
     page.get_by_role("listbox", name="Groups").focus()

@@ -18,7 +18,7 @@ const SHORT = { format: (value) => number(value, 3) };
 const specsOf = (metrics) => [
   {
     title: "Goodput",
-    about: "tokens trained of tokens generated",
+    about: "tokens trained in a step of those generated in it, or before",
     format: percent,
     axis: share,
     lines: [{ key: "goodput", label: "goodput" }],
@@ -78,6 +78,7 @@ function figures(answer, tiles) {
   const mean = (key) => meanOf(answer.series[key]),
     step = mean("time_s"),
     rate = (value) => (value === null ? "–" : compact(value)),
+    generated = mean("tokens_generated"),
     idle = mean("engine_busy") === null ? 0 : 1 - mean("engine_busy"),
     waits = step ? (mean("wait_batch_s") ?? 0) / step : 0;
   const who =
@@ -92,7 +93,7 @@ function figures(answer, tiles) {
     ["Trainer busy", percent(mean("trainer_busy"), 0), `${duration(mean("wait_batch_s"))} waiting a step`],
     ["Step", duration(step), `${duration(mean("publish_s"))} sending weights`],
     ["Tokens a second", rate(mean("gen_tok_s")), `${rate(mean("train_tok_s"))} trained`],
-    ["Goodput", percent(mean("goodput")), "trained of generated"],
+    ["Goodput", generated ? percent(mean("tokens_trained") / generated) : "–", "trained of generated"],
   );
 }
 
@@ -168,6 +169,7 @@ export function open(place) {
     onReset: () => controls.reset(),
     onAnswer: (answers) => figures(answers[0], tiles),
   });
+  curves.needs = ["tokens_trained", "tokens_generated"];
   const tiles = new Figures();
   const element = h(
     "div",
@@ -178,20 +180,23 @@ export function open(place) {
     card,
     h("section", { class: "section" }, h("h2", {}, "By step"), controls.element, curves.notice, curves.element),
   );
-  const load = settled(() => fetchPart(), 90);
-
-  function keep(shown) {
-    window = shown;
-    query.set("at", shown[0].toFixed(4));
-    query.set("for", (shown[1] - shown[0]).toFixed(4));
+  // a browser takes some addresses a second and no more: it is written once the hand rests
+  const load = settled(() => {
+    query.set("at", window[0].toFixed(4));
+    query.set("for", (window[1] - window[0]).toFixed(4));
     place.change(query);
-  }
+    fetchPart();
+  }, 90);
+  let frame = 0;
 
   function moved(shown) {
     follow = false;
     showFollow();
-    keep(shown);
-    gauges.show(have?.gauges, shown);
+    window = shown;
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      gauges.show(have?.gauges, window);
+    });
     card.classList.add("stale");
     load();
   }
@@ -333,6 +338,7 @@ export function open(place) {
       ["]", "The weight update after", () => beside(1)],
     ],
     close: () => {
+      cancelAnimationFrame(frame);
       latest.stop();
       keys.close();
       load.stop();
