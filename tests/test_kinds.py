@@ -181,7 +181,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "H: a dead child is not noticed": (
         "test_faults.py::test_a_killed_process",
-        "test_fault_matrix.py::test_a_role_that_is_struck",
+        "test_fault_matrix.py::test_roles_that_are_struck",
         "trainer/test_remote.py::test_a_run_with_two_ranks_and_its_death",
     ),
     "H: a start that never ends is repeated for ever, or leaves processes": (
