@@ -187,7 +187,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "H: a start that never ends is repeated for ever, or leaves processes": (
         "engines/test_pool.py::test_start_has_a_deadline",
         "engines/test_pool.py::test_one_failed_start_closes_all",
-        "engines/test_seats.py::test_the_pauses_before_restarts_grow_over_short_lives",
+        "engines/test_lives.py::test_the_pauses_before_restarts_grow_over_short_lives",
         "engines/test_vllm_process.py::test_start_that_takes_too_long_leaves_nothing",
     ),
 }
