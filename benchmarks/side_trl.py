@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from datasets import Dataset
@@ -35,7 +34,7 @@ from prl.types import Completion, Prompt, Score
 class Rewards:
     """prl's scorer as a reward function of TRL: plain, so the event loop that the scorer lives in is this class's.
 
-    ``close`` it.
+    A context manager: at its end the scorer and the loop are closed.
     """
 
     __name__ = "prl_rewards"
@@ -48,12 +47,12 @@ class Rewards:
         self.means: list[float] = []
         """Mean reward of every call, before the factor."""
 
-    def close(self) -> None:
-        """End the scorer, and its loop."""
-        try:
-            self._runner.run(self._scorer.__aexit__())
-        finally:
-            self._runner.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._runner:
+            self._runner.run(self._scorer.__aexit__(None, None, None))
 
     def __call__(
         self, *, completions: list[str], completion_ids: list[list[int]], prompt_id: list[int], **_: Any
@@ -186,29 +185,28 @@ def main() -> None:
     source = open_source(config, tokenizer, scorer.required_fields)
     prompts = [source.next() for _ in range(config.run.num_steps * config.pipeline.groups_per_step)]
     size = config.pipeline.group_size
-    rewards = Rewards(scorer, prompts, size / (size - 1))
-    clock = Clock(arguments.folder, arguments.every)
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=rewards,
-        args=settings_of(
-            config,
-            arguments.folder / "trl",
-            num_processes=arguments.processes,
-            microbatch=arguments.microbatch,
-            generation=arguments.generation,
-        ),
-        train_dataset=Dataset.from_dict(rows_of(prompts)),
-        callbacks=[clock],
-    )
-    own = trainer.processing_class(text=[prompt.text for prompt in prompts])["input_ids"]
-    if own != [prompt.token_ids for prompt in prompts]:
-        raise RuntimeError("TRL reads the prompts as other token ids than prl")
-    with contextlib.closing(rewards):
+    with Rewards(scorer, prompts, size / (size - 1)) as rewards:
+        clock = Clock(arguments.folder, arguments.every)
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=rewards,
+            args=settings_of(
+                config,
+                arguments.folder / "trl",
+                num_processes=arguments.processes,
+                microbatch=arguments.microbatch,
+                generation=arguments.generation,
+            ),
+            train_dataset=Dataset.from_dict(rows_of(prompts)),
+            callbacks=[clock],
+        )
+        own = trainer.processing_class(text=[prompt.text for prompt in prompts])["input_ids"]
+        if own != [prompt.token_ids for prompt in prompts]:
+            raise RuntimeError("TRL reads the prompts as other token ids than prl")
         trainer.train()
-    if trainer.is_world_process_zero():
-        result = {"started_at": clock.started_at, "seconds": clock.seconds, "rewards": rewards.means}
-        (arguments.folder / "result.json").write_text(json.dumps(result))
+        if trainer.is_world_process_zero():
+            result = {"started_at": clock.started_at, "seconds": clock.seconds, "rewards": rewards.means}
+            (arguments.folder / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def test_the_rewards_are_prls_times_the_leave_one_out_factor() -> None:
     first, second = prompts_of(config, 2)
     answers = [f"\\boxed{{{prompt.fields['answer']}}}" for prompt in (first, second)]
     given: dict[str, Any] = {"completion_ids": [[1], [1], [1]], "prompt_id": [first.id, second.id, first.id]}
-    with closing(Rewards(Scorer(config.rewards), [first, second], 4 / 3)) as rewards:
+    with Rewards(Scorer(config.rewards), [first, second], 4 / 3) as rewards:
         assert rewards(prompts=[], completions=[answers[0], "\\boxed{-1}", answers[0]], **given) == [4 / 3, 0.0, 4 / 3]
     assert rewards.means == [pytest.approx(2 / 3)]
 
