@@ -107,7 +107,7 @@ def _step_s(config: Config, lines: Sequence[_Line]) -> float:
 
 
 def _fit(config: Config, lines: Sequence[_Line], prompt_tokens: int, groups: list[list[float]]) -> Measured:
-    engines, ranks = config.engine.count, config.trainer.num_ranks
+    engines, ranks = config.engine.num_engines, config.trainer.num_ranks
     decode: list[tuple[float, float]] = []
     training: list[tuple[float, float]] = []
     for line in lines:
@@ -134,7 +134,7 @@ def _fit(config: Config, lines: Sequence[_Line], prompt_tokens: int, groups: lis
 
 def _alone(config: Config, line: _Line) -> tuple[float, float]:
     """What decoding and training took alone, as parts of what they took together."""
-    num, engines, ranks = config.simulate.num_accelerators, config.engine.count, config.trainer.num_ranks
+    num, engines, ranks = config.simulate.num_accelerators, config.engine.num_engines, config.trainer.num_ranks
     if num is None:
         return 1.0, 1.0
     decoding, training = max(1e-9, line.engine_busy), max(1e-9, line.trainer_busy)

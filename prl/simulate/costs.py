@@ -76,7 +76,7 @@ def _num_cut(config: Config) -> int:
     """Prompts that are under way at the beginning as if the run had gone on for long."""
     if has_bound(config) or not config.simulate.steady_start:
         return 0
-    return num_streams(config, config.engine.count) // config.pipeline.group_size
+    return num_streams(config, config.engine.num_engines) // config.pipeline.group_size
 
 
 def _decode(config: DecodeConfig, measured: Measured | None) -> DecodeConfig:
