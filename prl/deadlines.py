@@ -39,9 +39,9 @@ class _Limit:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         self._deadlines.end(self)
-        return await self._wait.__aexit__(kind, error, trace)
+        await self._wait.__aexit__(kind, error, trace)
 
     def run(self, now: float) -> None:
         """Time passes."""

@@ -46,12 +46,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def applied_to(self, config: Config) -> Config:
         """The configuration with these values."""
-        replace = msgspec.structs.replace
+        replace, engine = msgspec.structs.replace, config.engine
+        kind = "auto" if engine.kind == "server" else engine.kind
         return replace(
             config,
-            engine=replace(
-                config.engine, kind="auto", count=self.num_engines, servers=[], max_num_seqs=self.max_num_seqs
-            ),
+            engine=replace(engine, kind=kind, count=self.num_engines, servers=[], max_num_seqs=self.max_num_seqs),
             trainer=replace(config.trainer, num_ranks=self.num_ranks),
             pipeline=replace(config.pipeline, mode="pipeline", max_lag=self.max_lag, batches_ahead=self.batches_ahead),
         )

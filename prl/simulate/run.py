@@ -91,6 +91,7 @@ class _Run:
             num_accelerators=config.simulate.num_accelerators,
             per_engine=engine.tensor_parallel_size,
             num_ranks=config.trainer.num_ranks,
+            sharing=costs.sharing,
         )
         self._deaths = Deaths(config.simulate.faults.engine_deaths_per_hour, self._seed)
         self._made: list[PacedEngine] = []
@@ -223,7 +224,8 @@ class _Run:
         )
 
     async def _make_batch(self, step: int, groups: list[Group]) -> Batch:
-        """On the event loop: virtual time stands still meanwhile."""
+        """On the event loop: virtual time stands still meanwhile, but for what passes between two steps."""
+        await asyncio.sleep(self._costs.between_s)
         return make_batch(
             step,
             groups,
