@@ -100,7 +100,7 @@ def test_a_rank_crosses_the_network_with_its_token_alone(two: Network) -> None:
 START_S = 900.0
 TIME = {"engine.start_timeout_s": "900", "trainer.start_timeout_s": "900", "trainer.gather_timeout_s": "900"}
 SMALL = {
-    "run.num_steps": "100000",  # it is stopped when all was seen: a quiet machine would be done before a cable is healed
+    "run.num_steps": "100000",  # stopped when all was seen: a quiet machine would be done before a cable is healed
     "run.checkpoint_every": "2",
     "pipeline.groups_per_step": "4",
     "pipeline.group_size": "4",
