@@ -5,9 +5,9 @@
 - ``fifo``: groups are trained in the order of admission, the lag bound of ``prl/buffer.py``.
 - ``window``: the finished ones among the oldest W groups that are not trained yet; what W is more than a batch may be
   passed over, so the bound on the lag is lost and the largest is measured.
-- ``counted``: the finished ones among the oldest group that is not trained yet and the W batches admitted behind it: at
-  most W batches pass a group over, so with the slots of a bound k the lag is at most k + W (``buffer.py``'s proof with
-  j >= (b - W) g).
+- ``counted``: the finished ones among the W batches admitted behind the oldest group that is not finished: at most W
+  batches pass a group over, so with the slots of a bound k the lag is at most k + W (``buffer.py``'s proof: what was
+  taken before step b has numbers below j + W g, so j >= (b - W) g).
 - ``shortest``: whatever is finished, the shortest groups first (SortedRL's length-aware order).
 - ``paper``: as they finish, and admission that fills the engines (the paper's mode).
 
@@ -64,10 +64,10 @@ class Windowed(Buffer):
 
 
 class Counted(Windowed):
-    """Takes what is finished among the next ``window`` admissions from the oldest on."""
+    """Takes what is finished among the next ``window`` admissions from the oldest that is not finished on."""
 
     def _next(self, count: int) -> list[tuple[Ticket, Group]]:
-        end = next(iter(self._groups), 0) + self.window
+        end = self.window + next((ticket for ticket, group in self._groups.items() if group is None), self._admitted)
         groups = itertools.takewhile(lambda each: each[0] < end, self._groups.items())
         return [(ticket, group) for ticket, group in groups if group is not None][:count]
 
