@@ -17,6 +17,7 @@ from prl.check_data import check_data
 from prl.config import Config
 from prl.data.opening import source_tables
 from prl.environments.base import REGISTRY as ENVIRONMENTS
+from prl.environments.history import rewritten_history
 from prl.errors import ConfigError, MissingExtraError, RefusedError
 from prl.models import local_folder, resolve_model
 from prl.parts import engine_kind, environment_of, installed, make_scorer, transport_of
@@ -137,6 +138,8 @@ def check(config: Config) -> list[Finding]:
     ends = ", ".join(map(str, tokenizer.stop_token_ids))
     template = "a chat template" if tokenizer.has_template else "no chat template"
     findings.append(Finding(topic="tokenizer", text=f"{tokenizer.vocab_size} ids, {template}, stops at {ends}"))
+    if environment is not None and (warning := rewritten_history(tokenizer)) is not None:
+        findings.append(Finding(topic="environment", text=warning, is_note=True))
     source = open_source(
         config, tokenizer, scorer.required_fields, scorer.check_row, reads_all_fields=scorer.reads_all_fields
     )

@@ -113,7 +113,7 @@ class Session:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] | str = (),
         on_tokens: Callable[[list[int]], None] = lambda _: None,
     ) -> Reply:
         """Ask the model for a turn.

@@ -48,8 +48,11 @@ class Spoken:
 class Listener:
     """Hears the chunks of one turn, up to its end."""
 
-    def __init__(self, stops: Sequence[str], decode: Decode) -> None:
-        self._stops, self._decode = stops, decode
+    def __init__(self, stops: Sequence[str] | str, decode: Decode) -> None:
+        """Raises ValueError for an empty sequence."""
+        self._stops, self._decode = [stops] if isinstance(stops, str) else [*stops], decode
+        if not all(self._stops):
+            raise ValueError(f"a stop sequence must not be empty: {self._stops}")
         self._spoken, self._length = Spoken(decode), 0
         self._heard = Member()
         self.text: str | None = None

@@ -21,7 +21,7 @@ def decode(token_ids: list[int]) -> str:
     return bytes(token_ids).decode(errors="replace")
 
 
-def listen(stops: Sequence[str], size: int, logprob: float = -0.5) -> tuple[Listener, list[int]]:
+def listen(stops: Sequence[str] | str, size: int, logprob: float = -0.5) -> tuple[Listener, list[int]]:
     """A listener that has heard the text in chunks of this size, and the tokens that it took."""
     listener, taken = Listener(stops, decode), list[int]()
     for version, at in enumerate(range(0, len(TEXT), size)):
@@ -60,6 +60,13 @@ def test_tokens_without_a_probability_are_no_turn() -> None:
     """As in any stream."""
     listener, _ = listen(["END"], 4, logprob=float("nan"))
     assert isinstance(listener.completion(), Dropped)
+
+
+def test_one_text_is_one_sequence_and_none_is_empty() -> None:
+    """As in OpenAI's form."""
+    assert listen("END", 3)[0].text == "look: \u00e9t\u00e9 "
+    with pytest.raises(ValueError, match="must not be empty"):
+        Listener(["END", ""], decode)
 
 
 async def test_the_stream_is_closed() -> None:
