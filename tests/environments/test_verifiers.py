@@ -206,7 +206,7 @@ async def test_an_environment_that_the_package_ships(
     assert question.startswith("State the final answer to the following arithmetic problem: ")
     total = sum(map(int, re.findall(r"[-+]?\d+", question.replace(" ", ""))))
     async with episodes_of("verifiers", tokenizer, limits=Limits(16, 4096), door=gateway, **options) as episodes:
-        for said, value in ((f"so \\boxed{{{total}}}", 1.0), (rf"so \boxed{{{total + 1}}}", 0.01)):
+        for said, value in ((f"so \\boxed{{{total}}}", 1.0), (rf"so \boxed{{{total + 1}}}", 0.0)):
             episode = await episodes.play(prompt, DECODING, Answers(tokenizer, said))
             assert isinstance(episode, Completion)
             assert episode.rewards == {"check_answer_reward_func": value}
