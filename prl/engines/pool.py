@@ -28,6 +28,7 @@ from prl.config import EngineConfig
 from prl.deadlines import Deadlines
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import NO_TOKEN, GuardedStream, TokenDeadlines
+from prl.engines.lives import Lives
 from prl.engines.placement import Placement
 from prl.engines.seat import EngineStatus, Place, Seat
 from prl.engines.seats import ANSWER_MARGIN_S, Remake, Seats
@@ -89,6 +90,7 @@ class EnginePool:
         self.deadlines = Deadlines()
         """Of all that wait for streams to go on."""
         self.seats = Seats(engines, config, remake, places, timeline=timeline)
+        self._lives = Lives(self.seats, config)
         self.pending: dict[str, str] = {}
         """What each engine has not answered yet, by engine name. What a cancelled call was waiting for stays."""
         self._config, self._gate_timeout_s = config, gate_timeout_s
@@ -108,7 +110,7 @@ class EnginePool:
         are not, all are closed and the error says why: what keeps every engine from starting is not mended.
         """
         try:
-            await self._all("open", self.seats.open_first)
+            await self._all("open", self._lives.open_first)
         except BaseException:
             await self.close()
             raise
@@ -229,7 +231,7 @@ class EnginePool:
     def statistics(self) -> PoolStatistics:
         """What the engines hold and did so far."""
         snapshots = {seat.engine.name: seat.statistics() for seat in self.seats.all}
-        tokens_generated, busy_s = self.seats.tally.totals()
+        tokens_generated, busy_s, stream_s = self.seats.tally.totals()
         open_s = asyncio.get_running_loop().time() - self._opened_at
         return PoolStatistics(
             versions={name: s.version for name, s in snapshots.items()},
@@ -237,7 +239,7 @@ class EnginePool:
             waiting=self._num_waiting,
             tokens_generated=tokens_generated,
             busy_s=busy_s,
-            stream_s=self.seats.tally.stream_s(),
+            stream_s=stream_s,
             busy_fraction=busy_s / open_s if open_s > 0 else 0.0,
             paused=not self._gate.is_set(),
             dead=[seat.engine.name for seat in self.seats.all if not seat.serves],
@@ -259,11 +261,11 @@ class EnginePool:
     async def close(self) -> None:
         """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
         self._gate.clear()
-        await self.seats.close()
+        await self._lives.close()
 
     async def failed(self) -> str:
         """Keep the engines; return why the run cannot go on without those that were lost."""
-        return await self.seats.failed()
+        return await self._lives.failed()
 
     async def weed(self) -> bool:
         """After an update that failed: give up the engines that are dead or do not answer; whether there were any."""
