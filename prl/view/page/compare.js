@@ -61,7 +61,7 @@ export function compare({ run, chosen, onChoice }) {
         h("span", { class: "clip", title: each.run }, each.run),
         stateTag(each.state),
         h("span", { class: "muted num" }, `step ${whole(each.step)}`),
-        h("span", { class: "muted num" }, each.reward_last === null ? "" : `reward ${number(each.reward_last, 3)}`),
+        h("span", { class: "muted num roomy" }, each.reward_last === null ? "" : `reward ${number(each.reward_last, 3)}`),
         h("span", { class: "muted num roomy" }, ago(each.updated)),
       ),
     );
