@@ -24,6 +24,7 @@ from prl.config_lora import LoraConfig
 from prl.config_simulate import SimulateConfig
 from prl.config_trackers import TrackerConfig
 from prl.config_view import ViewConfig
+from prl.types import BUCKET_BYTES
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -207,8 +208,19 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
     host: str | None = None
     """Where trainer and engines meet: an address of rank 0's host that every server reaches. Absent: loopback where all
     are on one machine, else the address of rank 0's host on its way to the first server that is on another."""
+    bucket_bytes: Annotated[int, Meta(ge=1 << 16)] = BUCKET_BYTES
+    """What is sent at once: tensors are packed into buckets of this size, and larger ones travel in pieces (with nccl a
+    whole tensor may exceed it). Trainer rank 0 and each engine worker hold two of them during an update, one on its way
+    while the next is gathered, or the one before taken apart. Beyond a few dozen MB larger ones gain nothing."""
+    staged: bool = True
+    """Receive an update beside generation, so that an engine stands still for the swap alone; one that breaks off is
+    dropped, and the engines go on. Costs each engine worker a second copy of its weights in main memory during an
+    update. ``false`` receives into place while the engines stand still. Not read with nccl, which always does that."""
+    rolling: NonNegative = 0
+    """Engines that stand still for an update at once: one group of so many, at most half of all, after another, so that
+    the others sample on. The trainer waits for the last. 0 updates all at once."""
     timeout_s: PositiveFloat = 60.0
-    """Deadline of one whole update, verification included."""
+    """Deadline of one whole update, verification included; where groups take turns, of each turn."""
     verify_every: NonNegative = 1
     """Compare engine and trainer on probe tokens after every n-th update; 0 never (at the start it is always done)."""
     verify_tolerance: PositiveFloat | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -93,17 +93,24 @@ class Ranks:
             pause = min(2 * pause, _POLL_S[1])
         return [self._store.get(self._key(word, rank)) for rank in ranks]
 
-    def broadcast(self, message: Tensor, purpose: str) -> None:
-        """Fill ``message`` (bytes, on the CPU) on every rank with rank 0's."""
+    def broadcast(self, message: Tensor, purpose: str) -> Callable[[], None]:
+        """Begin to fill ``message`` (bytes, on the CPU) on every rank with rank 0's; what is returned waits for it.
+
+        Broadcasts end in the order in which they were begun. Until it has ended, ``message`` is gloo's.
+        """
         options = _dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         options.timeout = self._remaining()
-        try:
-            self._gloo.broadcast([message], options).wait()
-        except RuntimeError as error:
-            what = f"the broadcast of {len(message)} bytes of {purpose}"
-            raise WeightSyncError(f"rank {self.rank} waited for {what}: {error}") from error
+        what = f"rank {self.rank} waited for the broadcast of {len(message)} bytes of {purpose}"
+        with _told(what):
+            work = self._gloo.broadcast([message], options)
+
+        def wait() -> None:
+            with _told(what):
+                work.wait()
+
+        return wait
 
     @contextlib.contextmanager
     def breaking(self, what: str) -> Iterator[None]:
@@ -144,6 +151,15 @@ class Ranks:
         gloo, self._gloo = self._gloo, None
         if gloo is not None:
             gloo.abort()
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """What gloo says goes wrong is told as a failure of ``what``."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise WeightSyncError(f"{what}: {error}") from error
 
 
 def _device(address: str) -> Any:
