@@ -8,9 +8,9 @@ Invariants:
 - A tensor leaves ``receive`` only after the checksums of all the bytes it was made of agreed with the sender's, and
   ``send`` returns only after every receiver has confirmed that it took everything.
 
-The manifest's tensors are one stream of bytes, cut into buckets of ``bucket_bytes`` whatever the tensors' borders: small
-tensors share a bucket, and one that is larger travels in pieces. Two buckets are in use on each side, so that the next is
-gathered and packed, or taken apart, while one is on its way; that is all the memory beyond the tensors themselves.
+The manifest's tensors are one stream of bytes, cut into buckets of ``bucket_bytes`` whatever the tensors' borders:
+small tensors share a bucket, and one that is larger travels in pieces. Two buckets are in use on each side, so that one
+is gathered and packed, or taken apart, while another is on its way; that is all the memory beyond the tensors.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, rank: int) -> list[str]:
 def test_the_next_bucket_is_made_ready_while_one_is_on_its_way(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch, rank: int
 ) -> None:
-    """The sender gathers for it, the receiver takes the one before apart; a tensor may be many buckets, or share one."""
+    """The sender gathers for it, the receiver takes the one before apart; a tensor may cross buckets, or share one."""
     told = noted(monkeypatch, rank)
     tensors = [("small", torch.ones(50)), ("large", torch.ones(450)), ("last", torch.ones(200))]
     manifest = manifest_of(tensors)
