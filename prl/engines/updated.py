@@ -68,7 +68,8 @@ class UpdatedEngines:
         self._side_by_side = SideBySide()
         self._gate = Gate(gate_timeout_s, self.deadlines, lambda: remake is not None and not self.seats.there())
         self._token_deadlines = TokenDeadlines(config.token_timeout_s)
-        self._rolling, self._staged = rolling, staged
+        self.rolling, self.staged = rolling, staged
+        """Both are read when engines and trainer meet."""
         self._to_join: list[Seat] = []
         self._parts: list[list[Seat]] = []
         self._failed_load: str | None = None
@@ -84,7 +85,7 @@ class UpdatedEngines:
 
     def num_groups(self) -> int:
         """Weight groups that ``weight_group`` makes next: one, or one for each part that takes its turn."""
-        return 1 if self._staged else len(in_parts(self.seats.there(), self._rolling))
+        return 1 if self.staged else len(in_parts(self.seats.there(), self.rolling))
 
     def weight_group(
         self,
@@ -102,7 +103,7 @@ class UpdatedEngines:
         """
         if part == 0:
             self._to_join = self.seats.there()
-            self._parts = in_parts(self._to_join, self._rolling)
+            self._parts = in_parts(self._to_join, self.rolling)
         joining = self._joining(part)
         return WeightGroup(
             transport=transport,
@@ -112,7 +113,7 @@ class UpdatedEngines:
             timeout_s=timeout_s,
             bucket_bytes=bucket_bytes,
             part=part,
-            num_parts=1 if self._staged else len(self._parts),
+            num_parts=1 if self.staged else len(self._parts),
         )
 
     async def connect(self, group: WeightGroup) -> None:
@@ -131,7 +132,7 @@ class UpdatedEngines:
             self.seats.have_joined(self._to_join)
 
     def _joining(self, part: int) -> list[Seat]:
-        return self._to_join if self._staged else self._parts[part]
+        return self._to_join if self.staged else self._parts[part]
 
     # ---- an update ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class UpdatedEngines:
 
         Parts that have no weight group of their own cannot take turns in receiving what was not staged.
         """
-        can_take_turns = len(self._parts) > 1 and (is_staged or not self._staged)
+        can_take_turns = len(self._parts) > 1 and (is_staged or not self.staged)
         return range(len(self._parts)) if can_take_turns else [None]
 
     async def stage(self, update: WeightUpdate) -> bool:
