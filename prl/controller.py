@@ -44,11 +44,12 @@ from prl.open_prompts import OpenPrompts, Source
 from prl.refill import Refill
 from prl.reporter import Judges, Reporter
 from prl.rollout import Done, Outcome, Rollout
-from prl.sync import PushReport, WeightSync
+from prl.sync import WeightSync
 from prl.timeline import State, Timeline
 from prl.trainer.base import Trainer, TrainReport
 from prl.trainer.kept import TRAINER_LANES
 from prl.types import Batch, Group, by_turn
+from prl.update_ways import PushReport
 from prl.waits import Wait, loop, waiting
 
 log = get_logger(__name__)

@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from prl.sync import PushReport
 from prl.trainer.base import TrainReport
 from prl.types import Batch, Group
+from prl.update_ways import PushReport
 
 MAX_LAG_BIN = 128
 """Lag from which on all tokens are in one bin."""

@@ -1,9 +1,5 @@
 """One weight push: every engine takes up the trainer's new version; one deadline, one error that names who failed.
 
-    staged    stage || publish, then swap: the engines stand still for the swap alone
-    plain     pause, load || publish, resume: they stand still for the transfer, and need no second copy
-    rolling   the swaps, or the whole of plain, one group of engines after another
-
 Invariants:
 
 - All or nothing: after ``push`` returns, every engine serves the new version; if it raises, the run ends. Until then an
@@ -23,53 +19,18 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol
-
-import msgspec
 
 from prl.deadlines import awake_timeout
-from prl.engines.base import Standstill
 from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
 from prl.proof import Proof
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
+from prl.update_ways import PushReport, Receivers, Sides
 from prl.waits import Wait, current, waiting
-
-
-class Receivers(Protocol):
-    """The engines as one: the pool. A ``part`` of them is one of those that ``turns`` gave; None: all."""
-
-    async def stage(self, update: WeightUpdate) -> bool:
-        """Begin to receive the update beside generation; False where that is left to ``load``."""
-        ...
-
-    def turns(self, *, is_staged: bool) -> Sequence[int | None]:
-        """The parts that take up an update one after another."""
-        ...
-
-    async def swap(self, update: WeightUpdate, part: int | None) -> Standstill:
-        """Stop between two decode steps, serve what was staged, go on; the longest that an engine took."""
-        ...
-
-    async def pause(self, part: int | None) -> None:
-        """Stop between two decode steps."""
-        ...
-
-    async def load(self, update: WeightUpdate, part: int | None) -> None:
-        """Receive the update and serve it."""
-        ...
-
-    async def resume(self, part: int | None = None) -> None:
-        """Go on."""
-        ...
-
-    async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
-        """Log-probabilities of the tokens after the first, by engine name."""
-        ...
 
 
 async def _nothing() -> None:
@@ -79,19 +40,6 @@ async def _nothing() -> None:
 async def _not_mended(_: int) -> bool:
     """What failed stays failed."""
     return False
-
-
-class PushReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one push cost; where engines took turns, of the turn that was longest."""
-
-    version: int
-    pause_s: float
-    """Seconds from the request to stand still until the last engine went on."""
-    drain_s: float
-    """Of these, until the last engine had finished the step that it was in."""
-    publish_s: float
-    """Seconds of the transfer, until the last engine had received it; and loaded it, where it was not staged. Of all
-    turns."""
 
 
 class WeightSync:
@@ -215,7 +163,8 @@ class WeightSync:
         pending: dict[str, str] = {}
         turns = self._engines.turns(is_staged=self._staged)
         async with self._in_time(self._under_way, pending, num_turns=len(turns)):
-            report = await self._staged_update(update, pending) or await self._plain_update(update, pending)
+            sides = Sides(self._trainer, self._engines, pending)
+            report = (await sides.staged(update) if self._staged else None) or await sides.plain(update)
             if self._is_verified():
                 score = partial(self._trainer.score, self._judge.token_ids)
                 self._expected = (await together(pending, "verification", trainer=score))["trainer"]
@@ -237,44 +186,6 @@ class WeightSync:
             turns = f" for each of {num_turns} turns" if num_turns > 1 else ""
             limit = f"weights.timeout_s = {self._timeout_s:g} s{turns}"
             raise WeightSyncError(f"{what} took longer than {limit}; not done: {waits}") from None
-
-    async def _staged_update(self, update: WeightUpdate, pending: dict[str, str]) -> PushReport | None:
-        """Send beside generation, then swap; None where the engines do not stage."""
-        engines, clock = self._engines, asyncio.get_running_loop().time
-        begun = clock()
-        stage = partial(engines.stage, update)
-        if not (self._staged and (await together(pending, "staging", engines=stage))["engines"]):
-            return None
-        await together(pending, "transfer", trainer=partial(self._trainer.publish, update))
-        publish_s = clock() - begun
-        stood: list[Standstill] = []
-        for part in engines.turns(is_staged=True):
-            swap = partial(engines.swap, update, part)
-            stood.append((await together(pending, "swap", engines=swap))["engines"])
-        longest = max(stood, key=lambda each: each.drain_s + each.still_s)
-        return PushReport(
-            version=update.version,
-            pause_s=longest.drain_s + longest.still_s,
-            drain_s=longest.drain_s,
-            publish_s=publish_s,
-        )
-
-    async def _plain_update(self, update: WeightUpdate, pending: dict[str, str]) -> PushReport:
-        """Send while the engines stand still, to each part in a weight group of its own."""
-        engines, clock = self._engines, asyncio.get_running_loop().time
-        pause_s = drain_s = publish_s = 0.0
-        for part in engines.turns(is_staged=False):
-            sent = msgspec.structs.replace(update, part=part or 0)
-            publish, load = partial(self._trainer.publish, sent), partial(engines.load, sent, part)
-            begun = clock()
-            await together(pending, "pause", engines=partial(engines.pause, part))
-            still = clock()
-            await together(pending, "transfer", patient={"trainer"}, trainer=publish, engines=load)
-            loaded = clock()
-            await together(pending, "resume", engines=partial(engines.resume, part))
-            pause_s, drain_s = max((pause_s, drain_s), (clock() - begun, still - begun))
-            publish_s += loaded - still
-        return PushReport(version=update.version, pause_s=pause_s, drain_s=drain_s, publish_s=publish_s)
 
     # ---- the proof ---------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,8 @@ Invariants:
 - A version that is not staged is put in place tensor by tensor as it comes, while the engine stands still, and needs no
   second copy. One that fails half-way leaves weights that nothing may be sampled with: the engine serves nothing until
   a load has succeeded.
-- A reload that fails (a name the model does not know, a tensor it misses) leaves no half-buffered layer behind, so that
-  the next load starts clean and overwrites everything.
 - An update of adapters is merged with the model's files (``prl/adapters.py``) as it arrives and goes on as a whole one,
   under the checkpoint's names: how vLLM fuses and shards its layers stays its own business.
-- What vLLM derived from a weight is derived again. Its layer-wise reload does that for each layer that received a
-  tensor; a tied output head receives none, so it is done here (see ``repack_tied_heads``).
 - Every process that vLLM starts for prl ends when its parent does, and tells its stacks when the run asks for them.
 
 The fields of ``GlooInitInfo`` and ``GlooUpdateInfo`` are those of vLLM's own ``nccl`` backend and a few more, so the
@@ -28,7 +24,6 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,12 +37,9 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from prl import adapters, stacks
+from prl.engines.vllm_reload import load_weights
 from prl.engines.vllm_spans import name_versions_early
 from prl.engines.vllm_twin import Twin, has_twin
 from prl.errors import WeightSyncError
@@ -249,48 +241,3 @@ def _finite(version: int, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tup
         if not torch.isfinite(tensor).all():
             raise WeightSyncError(f"version {version} of {name} holds a value that is not finite")
         yield name, tensor
-
-
-@torch.no_grad()
-def load_weights(model: Any, model_config: Any, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace all weights of a vLLM model by ``tensors`` (checkpoint names), in place.
-
-    Raises:
-        WeightSyncError: a parameter of the model received nothing, or a fused one not all of its parts.
-    """
-    expected = {name for name, _ in model.named_parameters()}
-    initialize_layerwise_reload(model)
-    try:
-        loaded = model.load_weights(iter(tensors))
-        partial = [name for name, module in model.named_modules() if _is_partial(module)]
-    finally:
-        # Also after a failure: it takes the loaders' wrappers off again and drops what they had buffered.
-        finalize_layerwise_reload(model, model_config)
-    missing = partial + ([] if loaded is None else sorted(expected - set(loaded)))
-    if missing:
-        raise WeightSyncError(f"the update lacks tensors for {len(missing)} parameters, such as {missing[0]}")
-    repack_tied_heads(model)
-
-
-def _is_partial(module: Any) -> bool:
-    """Whether a linear layer fused of several tensors received some of them only.
-
-    vLLM completes such a layer with memory that nothing was written to. Other modules may rightly stay short of their
-    size: an embedding is padded.
-    """
-    info = get_layerwise_info(module)
-    return isinstance(module, LinearBase) and info.can_load() and info.load_numel > 0
-
-
-def repack_tied_heads(model: Any) -> None:
-    """Derive a tied output head's packed weight again.
-
-    On a CPU vLLM multiplies by a packed copy of each linear weight (``cpu_linear``). The reload packs anew where a
-    tensor was loaded. A tied head shares the embedding's tensor and receives none of its own, so its packed copy would
-    stay the old one, and every update would report success while the head kept serving old weights.
-    """
-    embeddings = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
-    num_owners = Counter(id(module.weight) for module in embeddings)
-    for module in embeddings:
-        if num_owners[id(module.weight)] > 1 and hasattr(module, "cpu_linear"):
-            module.quant_method.process_weights_after_loading(module)

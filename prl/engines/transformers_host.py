@@ -109,6 +109,7 @@ class Host:
         return int(self._model.config.get_text_config().vocab_size)
 
     def _connect(self, connect: Connect) -> None:
+        self._staged = None  # what was received in the group before and not put in place
         if self._group is not None:
             self._group.close()
         self._group = GlooGroup.join(connect.group, connect.rank)

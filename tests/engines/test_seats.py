@@ -15,6 +15,7 @@ import pytest
 import prl
 from prl import journal, parts, virtual_time
 from prl.config import Config, EngineConfig, PipelineConfig, RunConfig
+from prl.config_weights import WeightsConfig
 from prl.engines.seats import Seats
 from prl.engines.simulated import CallFault, Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, WeightSyncError
@@ -101,6 +102,21 @@ def test_engines_may_fail_in_an_update(tmp_path: Path, scripts: Scripts, call: s
         scripts.by_seat.setdefault(count - 1, []).append(Script(calls=(fault,)))
     virtual_time.run(whole(tmp_path / "run", config_of(1, count=count)))
     assert_exact(tmp_path / "run", 1)
+
+
+@pytest.mark.parametrize("seat", [0, 1, 2])
+def test_engines_may_die_between_the_turns_of_an_update(tmp_path: Path, scripts: Scripts, seat: int) -> None:
+    """Before its turn, in it or after it, whatever it has sampled with either version: no token is lost or misplaced.
+
+    The engine that takes its turn last takes long for it, so the others serve the new version most of the time that an
+    update lasts. The run has as many deaths as there are moments in it at which to die.
+    """
+    scripts.by_seat = {index: [Script(load_s=1.5 * (index == 2), die_at_s=None)] for index in range(3)}
+    scripts.by_seat[seat] = [Script(load_s=1.5 * (seat == 2), die_at_s=die_at_s) for die_at_s in (1.7, 2.3, 3.1, 3.9)]
+    config = msgspec.structs.replace(config_of(1, count=3), weights=WeightsConfig(rolling=1))
+    virtual_time.run(whole(tmp_path / "run", config))
+    assert_exact(tmp_path / "run", 1)
+    assert len(scripts.made) > 3
 
 
 def test_the_others_go_on_meanwhile(tmp_path: Path, scripts: Scripts) -> None:
