@@ -157,7 +157,7 @@ def transport_of(config: Config) -> str:
 
 def is_staged(config: Config, transport: str) -> bool:
     """Whether engines receive an update beside generation: vLLM's own nccl backend receives into place."""
-    return config.weights.staged and transport == "gloo" and config.engine.kind != "simulated"
+    return config.weights.staged and transport == "gloo"
 
 
 def engine_cores(config: Config, cores: list[int]) -> list[list[int] | None]:

@@ -162,7 +162,8 @@ class WeightSync:
         update = WeightUpdate(version=version, transport=self._transport, manifest=self._manifest)
         pending: dict[str, str] = {}
         turns = self._engines.turns(is_staged=self._staged)
-        async with self._in_time(self._under_way, pending, num_turns=len(turns)):
+        who = f"weight update to version {version}"
+        async with self._in_time(who, f"the update to version {version}", pending, num_turns=len(turns)):
             sides = Sides(self._trainer, self._engines, pending)
             report = (await sides.staged(update) if self._staged else None) or await sides.plain(update)
             if self._is_verified():
@@ -172,11 +173,13 @@ class WeightSync:
         return report
 
     @asynccontextmanager
-    async def _in_time(self, what: str | None, pending: dict[str, str], num_turns: int = 1) -> AsyncIterator[None]:
+    async def _in_time(
+        self, who: str, what: str, pending: dict[str, str], *, num_turns: int = 1
+    ) -> AsyncIterator[None]:
         """A deadline of ``weights.timeout_s`` for each turn, and one error, which names the side."""
         limit_s = num_turns * self._timeout_s
         try:
-            with waiting(f"weight update: {what}", limit_s=limit_s):
+            with waiting(who, limit_s=limit_s):
                 async with awake_timeout(limit_s):
                     yield
         except SideError as failed:
@@ -217,7 +220,8 @@ class WeightSync:
     async def _asked(self, *, resume: bool) -> dict[str, list[float]]:
         """What the engines say of the probe; ``resume``: mending has paused them, and who is paused says nothing."""
         pending = dict[str, str]()
-        async with self._in_time(f"the proof of version {self.version}", pending):
+        what = f"the proof of version {self.version}"
+        async with self._in_time(what, what, pending):
             if resume:
                 await together(pending, "resume", engines=self._engines.resume)
             score = partial(self._engines.score, self._judge.token_ids)
