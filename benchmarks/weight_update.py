@@ -174,17 +174,15 @@ class Pair:
         """Join anew, as ``mode`` wants it, and push once."""
         self.pool.staged, self.pool.rolling = mode.staged, mode.rolling
         mean = num_bytes_of(self.manifest) // len(self.manifest)
-        for part in range(self.pool.num_groups()):
-            group = self.pool.weight_group(
-                transport="gloo",
-                address=LOOPBACK,
-                port=free_port(LOOPBACK),
-                timeout_s=TIMEOUT_S,
-                part=part,
-                bucket_bytes=self._config.weights.bucket_bytes if mode.is_packed else mean,
-            )
-            joining = {"trainer": partial(self._trainer.connect, group), "engines": partial(self.pool.connect, group)}
-            await together({}, "join", **joining)
+        group = self.pool.weight_group(  # one, also where engines take turns: all rolling modes here are staged
+            transport="gloo",
+            address=LOOPBACK,
+            port=free_port(LOOPBACK),
+            timeout_s=TIMEOUT_S,
+            bucket_bytes=self._config.weights.bucket_bytes if mode.is_packed else mean,
+        )
+        joining = {"trainer": partial(self._trainer.connect, group), "engines": partial(self.pool.connect, group)}
+        await together({}, "join", **joining)
         self._sync = WeightSync(
             self._trainer,
             self._engines,

@@ -104,18 +104,20 @@ class Fleet:
         if not (self.trainer.apart or self.engines.seats.apart):
             return
         hosts = [host_of(seat.place) for seat in self.engines.seats.there() if isinstance(seat.place, str)]
+        part, num_parts = 0, 1
         try:
-            for part in range(self.engines.num_groups()):
+            while part < num_parts:
                 with waiting("the weight group", limit_s=self._timeout_s):
                     async with awake_timeout(self._timeout_s):
-                        await self._meet(hosts, part)
+                        num_parts = await self._meet(hosts, part)
+                part += 1
         except TimeoutError:
             late = ", ".join(self.engines.pending) or "the trainer"
             limit = f"weights.timeout_s = {self._timeout_s:g} s"
             raise WeightSyncError(f"engines and trainer did not meet within {limit}: {late} did not come") from None
 
-    async def _meet(self, hosts: list[str], part: int) -> None:
-        """Bring the trainer and this part of the engines, some of which are on ``hosts``, into a weight group."""
+    async def _meet(self, hosts: list[str], part: int) -> int:
+        """Bring the trainer and this part of the engines, some of them on ``hosts``, together; the number of parts."""
         address, port = await self.trainer.meeting(hosts)
         group = self.engines.weight_group(
             transport=self.transport,
@@ -131,6 +133,7 @@ class Fleet:
             trainer=lambda: self.trainer.connect(group),
             engines=lambda: self.engines.connect(group),
         )
+        return group.num_parts
 
     async def mend(self, version: int) -> bool:
         """After the update to ``version`` failed: take out whoever was the cause; whether to try again."""

@@ -147,10 +147,12 @@ async def controller_over(
 
     try:
         opened = await together({}, "open", trainer=trainer.open, engines=engines.open)
-        for part in range(engines.num_groups()):
+        part, num_parts = 0, 1
+        while part < num_parts:
             group = engines.weight_group(transport="gloo", address="simulated", port=1, timeout_s=60, part=part)
             joining = {"trainer": partial(trainer.connect, group), "engines": partial(engines.connect, group)}
             await together({}, "join", **joining)
+            part, num_parts = part + 1, group.num_parts
         controller = Controller(
             source=source,
             engines=engines,

@@ -169,7 +169,7 @@ async def test_groups_of_engines_have_weight_groups_as_they_need_them(staged: bo
     await pool.open()
     groups = [
         pool.weight_group(transport="gloo", address="groups", port=part, timeout_s=10, part=part)
-        for part in range(pool.num_groups())
+        for part in range(1 if staged else 3)
     ]
     found = [(group.part, group.num_parts, group.world_size) for group in groups]
     assert found == ([(0, 1, 6)] if staged else [(0, 3, 3), (1, 3, 3), (2, 3, 2)])

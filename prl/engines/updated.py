@@ -83,10 +83,6 @@ class UpdatedEngines:
 
     # ---- meeting the trainer -----------------------------------------------------------------------------------------
 
-    def num_groups(self) -> int:
-        """Weight groups that ``weight_group`` makes next: one, or one for each part that takes its turn."""
-        return 1 if self.staged else len(in_parts(self.seats.there(), self.rolling))
-
     def weight_group(
         self,
         *,
@@ -99,7 +95,7 @@ class UpdatedEngines:
     ) -> WeightGroup:
         """A group in which the trainer is rank 0 and the workers of engines come after it.
 
-        Part 0 is asked for first: it counts the engines that are there.
+        Part 0 is asked for first: it counts the engines that are there, and says how many parts there are.
         """
         if part == 0:
             self._to_join = self.seats.there()

@@ -189,7 +189,8 @@ class _Run:
         await self._pool.seats.one_is_there()
         if not self._pool.seats.apart:
             return
-        for part in range(self._pool.num_groups()):
+        part, num_parts = 0, 1
+        while part < num_parts:
             address, port = await self._trainer.meeting([])
             group = self._pool.weight_group(
                 transport="gloo", address=address, port=port, timeout_s=self._config.weights.timeout_s / 2, part=part
@@ -197,6 +198,7 @@ class _Run:
             await together_as_it_was(
                 "join", trainer=partial(self._trainer.connect, group), engines=partial(self._pool.connect, group)
             )
+            part, num_parts = part + 1, group.num_parts
 
     def _make_controller(self, sync: WeightSync) -> Controller:
         config = self._config
