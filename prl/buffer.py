@@ -15,8 +15,8 @@ when j was admitted, and whatever was sampled for j was sampled after that, in a
 remarks: to *serve* is to serve in every engine, so where engines take turns at a version it serves when the last has
 had its turn, and who had it earlier samples with newer weights than the argument needs; a prompt that is dropped later
 only lowers the numbers of those behind it, hence their step and their lag; and nothing in the argument looks at
-lengths, so short sequences are not favoured. With k = 0 the next prompt is admitted
-after the weights of all earlier ones serve: synchronous. QED
+lengths, so short sequences are not favoured. With k = 0 the next prompt is admitted after the weights of all earlier
+ones serve: synchronous. QED
 
 With ``order="completion"`` groups are taken as they finish (the paper's mode). A slot is then a *stream*, since there
 the engines are to be full at all times: a group's slots are free as its streams end, not all of them when the longest
