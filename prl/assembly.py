@@ -237,8 +237,8 @@ class Assembly:
         if self._controller is None:
             return
         await self._record.journal.flush()
-        ledger, _ = await asyncio.to_thread(journal.read, self._run_dir / "journal", resume_from=first)
+        history = await asyncio.to_thread(journal.read, self._run_dir / "journal", resume_from=first)
         make_batch = parts.batch_maker(self._config)
         for step in range(first, self._controller.step_number):
-            groups = [group_of(entry, self._tokenizer.decode) for entry in ledger.batches[step]]
+            groups = [group_of(entry, self._tokenizer.decode) for entry in history.batches[step]]
             await trainer.train(await make_batch(step, groups))

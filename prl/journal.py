@@ -14,6 +14,8 @@ Invariants:
 - Records are written in the order they were appended, some at a time, each time with one fsync. ``flush`` returns when
   everything appended before it is on the disk; a checkpoint is begun after a flush, so the journal is never behind it.
 - A segment is removed only when no checkpoint that is kept needs it.
+- The ledger holds what is open. The groups of steps that are to be done again are a reader's and not the ledger's: that
+  of a resumed run goes on for days.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from prl.disk import Disk, append
 from prl.errors import JournalError
 from prl.exact import check_fields
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Admitted, AnyRecord, Ledger, Snapshot, Trained
+from prl.ledger import Admitted, AnyRecord, Entry, Ledger, Snapshot, Trained
 
 FLUSH_S = 0.25
 """Records wait at most this long for the disk, so a crash loses at most this much sampling."""
@@ -47,6 +49,8 @@ class History(NamedTuple):
     ledger: Ledger
     damage: list[str]
     """What could not be read, for people; a torn tail of the newest segment is what a crash leaves, and is not said."""
+    batches: dict[int, list[Entry]]
+    """The groups of the steps that were to be kept, by the number of steps done before; each in its step's order."""
 
 
 class Journal:
@@ -173,7 +177,7 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
     Args:
         folder: the run folder's ``journal``.
         resume_from: the step of the checkpoint that the run goes on from: the groups of the steps from there on are
-            kept in ``ledger.batches``. None reads everything there is and keeps none.
+            kept in ``batches``. None reads everything there is and keeps none.
         until: stop where more than this many steps are done.
 
     Raises:
@@ -187,20 +191,22 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
         if found[0][0] > resume_from:
             raise JournalError(f"{folder} begins after step {found[0][0]}, the checkpoint after step {resume_from}")
         found = [(number, path) for number, path in found if number >= _first_needed(found, resume_from)]
-    ledger, damage = Ledger(keep_from=resume_from), list[str]()
+    ledger, damage, batches = Ledger(), list[str](), dict[int, list[Entry]]()
     for position, (_, path) in enumerate(found):
         is_newest = position == len(found) - 1
         for record in _records(path, damage, is_newest=is_newest):
             if until is not None and _is_beyond(record, until):
-                return History(ledger, damage)
+                return History(ledger, damage, batches)
+            if isinstance(record, Trained) and resume_from is not None and record.step >= resume_from:
+                batches[record.step] = [ledger.open[number] for number in record.prompt_ids if number in ledger.open]
             ledger.append(record)
     if resume_from is not None and ledger.step < resume_from:
         raise JournalError(f"{folder} ends after step {ledger.step}, the checkpoint is of step {resume_from}")
     first = ledger.step if resume_from is None else resume_from
-    missing = [step for step in range(first, ledger.step) if step not in ledger.batches]
+    missing = [step for step in range(first, ledger.step) if step not in batches]
     if missing:
         raise JournalError(f"{folder} has lost the groups of steps {missing[0] + 1} to {missing[-1] + 1}")
-    return History(ledger, damage)
+    return History(ledger, damage, batches)
 
 
 def _is_beyond(record: AnyRecord, until: int) -> bool:

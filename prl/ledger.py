@@ -231,13 +231,9 @@ class Records(Protocol):
 
 
 class Ledger:
-    """The accounts of one run, in memory.
+    """The accounts of one run, in memory: what is done with leaves a number behind, and no token."""
 
-    Args:
-        keep_from: keep the groups of the steps from this one on in ``batches``, to train them again; None keeps none.
-    """
-
-    def __init__(self, *, keep_from: int | None = None) -> None:
+    def __init__(self) -> None:
         self.step = 0
         """Completed optimiser steps."""
         self.cursor = 0
@@ -247,8 +243,6 @@ class Ledger:
         self.solve_rates: dict[int, tuple[int, float]] = {}
         """By row: the epoch it was last measured in, and its solve rate."""
         self.open: dict[int, Entry] = {}
-        self.batches: dict[int, list[Entry]] = {}
-        self._keep_from = keep_from
         self._trained, self._left = IdSet(), IdSet()
         self._left_by_reason: Counter[str] = Counter()
         self._trained_twice: list[int] = []
@@ -342,9 +336,8 @@ class Ledger:
         )
 
     def _train(self, step: int, numbers: list[int]) -> None:
-        entries = [self.open.pop(number, None) for number in numbers]
-        if self._keep_from is not None and step >= self._keep_from:
-            self.batches[step] = [entry for entry in entries if entry is not None]
+        for number in numbers:
+            self.open.pop(number, None)
         self._trained_twice += [number for number in numbers if not self._trained.add(number)]
         self.step = step + 1
 

@@ -86,14 +86,14 @@ def _from_journal(folder: Path, step: int, state: dict[str, Any]) -> Start:
     """What the journal says of the time since the checkpoint of ``step``; ``state`` is what that holds."""
     warnings: list[str] = []
     try:
-        ledger, damage = journal.read(folder, resume_from=step)
+        ledger, damage, kept = journal.read(folder, resume_from=step)
     except JournalError as error:
         warnings.append(f"{error}: the run goes on at its checkpoint, and what was under way then is issued again")
         try:
-            ledger, damage = journal.read(folder, resume_from=step, until=step)
+            ledger, damage, kept = journal.read(folder, resume_from=step, until=step)
         except JournalError:
-            ledger, damage = _from_checkpoint(step, state), []
-    batches = [ledger.batches.pop(done) for done in range(step, ledger.step)]
+            ledger, damage, kept = _from_checkpoint(step, state), [], {}
+    batches = [kept[done] for done in range(step, ledger.step)]
     return Start(ledger=ledger, batches=batches, warnings=[*warnings, *damage])
 
 

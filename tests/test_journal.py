@@ -59,7 +59,7 @@ def state_of(ledger: Ledger) -> bytes:
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     """The ledger read back is the ledger that was written, to the last bit of each log-probability."""
     states = write_two_segments(tmp_path)
-    ledger, damage = read(tmp_path)
+    ledger, damage, _ = read(tmp_path)
     assert (state_of(ledger), damage) == (states[-1], [])
     assert ledger.open[7].members[0].logprobs == [-0.25, -1e-7]
     assert [step for step, _ in segments(tmp_path)] == [0, 1]
@@ -83,7 +83,7 @@ def test_a_torn_tail_loses_only_what_was_torn(tmp_path_factory: pytest.TempPathF
     whole = newest.read_bytes()
     with_snapshot = len(journal.MAGIC) + _length_of_snapshot(whole)
     newest.write_bytes(whole[: data.draw(st.integers(with_snapshot, len(whole)))])
-    ledger, damage = read(folder)
+    ledger, damage, _ = read(folder)
     accounts = ledger.accounts()
     assert (damage, accounts.lost, accounts.trained_twice) == ([], [], [])
     assert 4 <= accounts.admitted <= 8
@@ -101,7 +101,7 @@ def test_damage_is_said_and_what_follows_is_not_trusted(tmp_path: Path, share: f
         broken = bytearray(whole)
         broken[int(len(whole) * share)] ^= 1
         path.write_bytes(bytes(broken))
-        ledger, damage = read(tmp_path)
+        ledger, damage, _ = read(tmp_path)
         assert len(damage) == 1
         assert str(path) in damage[0]
         assert ledger.accounts().lost == []
@@ -118,7 +118,7 @@ def test_a_record_that_nobody_knows_is_damage(tmp_path: Path, body: bytes) -> No
     head = journal.HEAD.pack(len(body), zlib.crc32(body))
     with path.open("ab") as file:
         file.write(head + journal.HEAD_CHECKSUM.pack(zlib.crc32(head)) + body)
-    ledger, damage = read(tmp_path)
+    ledger, damage, _ = read(tmp_path)
     assert len(damage) == 1
     assert damage[0].startswith(f"{path} holds a record after {at} bytes that nobody knows (")
     assert (ledger.accounts().trained, ledger.accounts().lost) == (4, [])
@@ -143,7 +143,7 @@ def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
     states = write_two_segments(tmp_path)
     path = segment_file(tmp_path, 1)
     path.write_bytes(path.read_bytes() + bytes(100))
-    ledger, damage = read(tmp_path)
+    ledger, damage, _ = read(tmp_path)
     assert (state_of(ledger), damage) == (states[-1], [])
 
 
@@ -166,7 +166,16 @@ def test_steps_that_cannot_be_done_again_are_named(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="lost the groups of steps 1 to 1"):
         read(tmp_path, resume_from=0)
     assert read(tmp_path, resume_from=0, until=0).ledger.accounts().trained == 0
-    assert list(read(tmp_path, resume_from=1).ledger.batches) == [1]
+    assert list(read(tmp_path, resume_from=1).batches) == [1]
+
+
+def test_groups_are_kept_for_the_steps_that_are_done_again(tmp_path: Path) -> None:
+    """From the checkpoint's step on a step's groups are there in its order; before it, and without one, none are."""
+    write_two_segments(tmp_path)
+    for step, expected in ((0, {0: [1, 2], 1: [5, 6]}), (1, {1: [5, 6]}), (2, {}), (None, {})):
+        batches = read(tmp_path, resume_from=step).batches
+        assert {done: [entry.prompt.id for entry in entries] for done, entries in batches.items()} == expected
+        assert all(entry.members[0].token_ids == CHUNK.token_ids for entries in batches.values() for entry in entries)
 
 
 def test_a_checkpoint_older_than_the_journal_is_refused(tmp_path: Path) -> None:

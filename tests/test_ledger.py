@@ -33,9 +33,9 @@ def sampled(number: int, member: int, piece: TokenChunk, attempt: int = 0) -> Sa
     return Sampled(prompt_id=number, member=member, chunk=piece, attempt=attempt)
 
 
-def ledger_of(*records: AnyRecord, keep_from: int | None = None) -> Ledger:
+def ledger_of(*records: AnyRecord) -> Ledger:
     """A ledger with these records."""
-    ledger = Ledger(keep_from=keep_from)
+    ledger = Ledger()
     for record in records:
         ledger.append(record)
     return ledger
@@ -97,18 +97,6 @@ def test_members_fold_their_chunks() -> None:
         ([7, 8, 9], [1, 1, 2], "[7, 8, 9]", "stop"),
         ([6], [2], "[6]", "length"),
     ]
-
-
-def test_groups_are_kept_for_the_steps_that_are_done_again() -> None:
-    """From ``keep_from`` on a step's groups stay in its order; before it, and without it, nothing is held."""
-    records = [
-        *(Admitted(prompt=make_prompt(number)) for number in range(4)),
-        Trained(step=0, prompt_ids=[1, 0]),
-        Trained(step=1, prompt_ids=[3, 2]),
-    ]
-    batches = ledger_of(*records, keep_from=1).batches
-    assert {step: [entry.prompt.id for entry in entries] for step, entries in batches.items()} == {1: [3, 2]}
-    assert ledger_of(*records).batches == {}
 
 
 def test_a_snapshot_does_not_change_any_more() -> None:

@@ -7,8 +7,7 @@ end:
 
 - every step is there once, the lag kept its bound, and ``prl audit`` accounts for every prompt;
 - no process is left, at any end of a controller on the way either;
-- no process has grown: of each that was looked at for ``WATCHED_S``, from when it was half a minute old, the median of
-  the last third of the time is at most ``GROWTH`` times that of the first, or ``GROWTH_MIB`` above it;
+- no process has grown in its life, and no controller holds more for having been resumed (``growth.py``);
 - the reward has risen as in an undisturbed run: the mean reward of the steps that end with the last step of a reference
   run of the same settings, without faults, is within ``REWARD_MARGIN`` of the reference's, and so is that of the last
   steps of all, where there are more. Both are means of ``WINDOW`` steps of 256 sequences, whose standard error is about
@@ -33,6 +32,7 @@ from random import Random
 import psutil
 
 from tests.faults.cells import BLOWS, MOMENTS, ROLES, Cell, Role
+from tests.faults.growth import WARM_S, Look, Memory
 from tests.faults.job import Job, audit
 from tests.faults.struck import is_of
 
@@ -54,9 +54,6 @@ WEIGHTS = [1 if role == "controller" else 3 for role in STRUCK]
 """The controller more rarely: its memory is to be looked at over a longer life."""
 STOPPED_S = 10.0
 SAMPLE_S = 5.0
-OLD_S = 30.0
-WATCHED_S = 120.0
-GROWTH, GROWTH_MIB = 1.15, 50
 WINDOW = 20
 REWARD_MARGIN = 0.06
 
@@ -68,13 +65,14 @@ class Soak:
         self._folder, self._random = folder, Random(seed)
         self.problems: list[str] = []
         self.blows: dict[str, int] = defaultdict(int)
-        self.memory: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-        """Of each process, by role and id: seconds since the beginning, and MiB."""
+        self._memory = Memory()
         self._began = time.monotonic()
         self._job = Job(folder, SETTINGS)
         self._num_controllers = 1
         self._first_step = 0
         """Steps that were done before this controller."""
+        self._steps_since: float | None = None
+        """When its first own one was seen."""
         self._is_stopping = False
 
     def run(self, seconds: float, every_s: float) -> None:
@@ -111,7 +109,7 @@ class Soak:
         self._job.clean_up()
         self._job = Job(self._folder, SETTINGS, resume=True)
         self._num_controllers += 1
-        self._first_step, self._is_stopping = self._job.step, False
+        self._first_step, self._steps_since, self._is_stopping = self._job.step, None, False
 
     def _end(self, expected: int, seconds: float) -> None:
         """The controller is to end, and nothing may be left."""
@@ -150,11 +148,16 @@ class Soak:
         return [process for process in self._job.descendants() if is_of(role, process, self._job.process.pid)]
 
     def _sample(self, now: float) -> None:
+        if self._steps_since is None and self._job.step > self._first_step:
+            self._steps_since = now
         for role in STRUCK:
             for process in self._of(role):
                 with contextlib.suppress(psutil.Error):
-                    if time.time() - process.create_time() >= OLD_S:
-                        self.memory[role, process.pid].append((now, process.memory_info().rss / 2**20))
+                    age_s = time.time() - process.create_time()
+                    if role == "controller":
+                        age_s = 0.0 if self._steps_since is None else now - self._steps_since
+                    if age_s >= WARM_S:
+                        self._memory.note(role, process.pid, Look(now, process.memory_info().rss / 2**20))
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began:6.0f} s] {text}", flush=True)
@@ -172,21 +175,11 @@ class Soak:
         print(table)
         if code != 0:
             self.problems.append("the audit found prompts that were lost, or trained twice")
-        self._judge_memory()
+        told, grown = self._memory.judge()
+        print(*told, sep="\n")
+        self.problems += grown
         self._judge_reward([line["reward_mean"] for line in metrics], reference)
         return self.problems
-
-    def _judge_memory(self) -> None:
-        for (role, pid), samples in sorted(self.memory.items()):
-            begin, end = samples[0][0], samples[-1][0]
-            if end - begin < WATCHED_S:
-                continue
-            third = (end - begin) / 3
-            before = statistics.median(mib for at, mib in samples if at <= begin + third)
-            after = statistics.median(mib for at, mib in samples if at >= end - third)
-            print(f"memory of {role} {pid}: {before:.0f} MiB, then {after:.0f} MiB, over {end - begin:.0f} s")
-            if after > max(GROWTH * before, before + GROWTH_MIB):
-                self.problems.append(f"the memory of {role} {pid} has grown from {before:.0f} to {after:.0f} MiB")
 
     def _judge_reward(self, rewards: list[float], reference: list[float]) -> None:
         if not reference:
