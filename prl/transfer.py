@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 
 import msgspec
 import torch
@@ -67,20 +67,20 @@ class GlooGroup:
         self._agree(version, manifest)
         with self._ranks.breaking(f"sending version {version} failed"):
             size, rooms = self._rooms(_num_bytes(manifest))
-            fill, sent = 0, _nothing
+            fill = 0
             for piece in _checked(manifest, tensors):
                 rest = _bytes(piece.detach().to("cpu").contiguous())
                 while rest.numel():
                     if fill == size:
-                        sent = self._send_bucket(rooms[0], fill, version, after=sent)
+                        self._send_bucket(rooms[0], fill, version)
                         rooms.reverse()
                         fill = 0
                     taken, rest = rest[: size - fill], rest[size - fill :]
                     rooms[0][fill : fill + len(taken)] = taken
                     fill += len(taken)
             if fill:  # the last bucket waits for the end of the tensors, so that one too many is noticed on all sides
-                sent = self._send_bucket(rooms[0], fill, version, after=sent)
-            sent()
+                self._send_bucket(rooms[0], fill, version)
+            self._ranks.finish()
             self._ranks.wait_for("done", range(1, self._world_size), f"to confirm version {version}")
 
     def receive(self, version: int, manifest: Sequence[TensorSpec]) -> Generator[tuple[str, Tensor]]:
@@ -138,34 +138,31 @@ class GlooGroup:
         count = 2 if num_bytes > size else 1
         return size, [torch.empty(size + _CRC_BYTES, dtype=torch.uint8) for _ in range(count)]
 
-    def _send_bucket(self, bucket: Tensor, fill: int, version: int, *, after: Callable[[], None]) -> Callable[[], None]:
-        """Begin to send, when the bucket before has left and its memory is free; what is returned waits for the end."""
+    def _send_bucket(self, bucket: Tensor, fill: int, version: int) -> None:
+        """Begin to send, when the bucket before has left and its memory is free."""
         crc = torch.tensor([_crc(bucket[:fill])], dtype=torch.int64)
         bucket[fill : fill + _CRC_BYTES] = _bytes(crc)
-        after()
-        return self._ranks.broadcast(bucket[: fill + _CRC_BYTES], f"version {version}")
+        self._ranks.finish()
+        self._ranks.begin(bucket[: fill + _CRC_BYTES], f"version {version}")
 
     def _buckets(self, left: int, version: int) -> Iterator[Tensor]:
         """The payloads of ``left`` bytes in all, each good until the next is asked for, which is on its way by then."""
         size, rooms = self._rooms(left)
 
-        def begin() -> tuple[Tensor, Callable[[], None]]:
+        def begin() -> Tensor:
             rooms.reverse()
             message = rooms[0][: min(size, left) + _CRC_BYTES]
-            return message, self._ranks.broadcast(message, f"version {version}")
+            self._ranks.begin(message, f"version {version}")
+            return message
 
-        message, arrives = begin()
+        coming = begin()
         while left:
-            arrives()
-            here = message
+            self._ranks.finish()
+            here = coming
             left -= len(here) - _CRC_BYTES
             if left:
-                message, arrives = begin()
+                coming = begin()
             yield _intact(here, version)
-
-
-def _nothing() -> None:
-    """No bucket is on its way."""
 
 
 def _intact(message: Tensor, version: int) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +42,10 @@ class Ranks:
         self._deadline = time.monotonic() + group.timeout_s
         self._store: Any = None
         self._gloo: Any = None
+        self._on_its_way: Any = None
+        """What was begun. Nobody else may hold it: with it alive, and a traceback is enough for that, the connections
+        stay open when they are dropped, and the peers wait."""
+        self._purpose = ""
 
     def connect(self) -> None:
         """Meet the other ranks at ``group.address:port``; rank 0 hosts the meeting.
@@ -93,24 +97,32 @@ class Ranks:
             pause = min(2 * pause, _POLL_S[1])
         return [self._store.get(self._key(word, rank)) for rank in ranks]
 
-    def broadcast(self, message: Tensor, purpose: str) -> Callable[[], None]:
-        """Begin to fill ``message`` (bytes, on the CPU) on every rank with rank 0's; what is returned waits for it.
-
-        Broadcasts end in the order in which they were begun. Until it has ended, ``message`` is gloo's.
-        """
+    def begin(self, message: Tensor, purpose: str) -> None:
+        """Begin to fill ``message`` (bytes, on the CPU) on every rank with rank 0's; until ``finish`` it is gloo's."""
         options = _dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         options.timeout = self._remaining()
-        what = f"rank {self.rank} waited for the broadcast of {len(message)} bytes of {purpose}"
-        with _told(what):
-            work = self._gloo.broadcast([message], options)
+        self._purpose = f"the broadcast of {len(message)} bytes of {purpose}"
+        with self._telling():
+            self._on_its_way = self._gloo.broadcast([message], options)
 
-        def wait() -> None:
-            with _told(what):
-                work.wait()
+    def finish(self) -> None:
+        """Wait until what was begun has arrived everywhere, if anything was."""
+        try:
+            if self._on_its_way is not None:
+                with self._telling():
+                    self._on_its_way.wait()
+        finally:
+            self._on_its_way = None
 
-        return wait
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What gloo says goes wrong is told as a failure of this rank's wait."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise WeightSyncError(f"rank {self.rank} waited for {self._purpose}: {error}") from error
 
     @contextlib.contextmanager
     def breaking(self, what: str) -> Iterator[None]:
@@ -148,18 +160,9 @@ class Ranks:
         return None
 
     def _drop(self) -> None:
-        gloo, self._gloo = self._gloo, None
+        gloo, self._gloo, self._on_its_way = self._gloo, None, None
         if gloo is not None:
             gloo.abort()
-
-
-@contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """What gloo says goes wrong is told as a failure of ``what``."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise WeightSyncError(f"{what}: {error}") from error
 
 
 def _device(address: str) -> Any:

@@ -121,22 +121,22 @@ def test_everything_arrives_as_it_was(ranks: Ranks) -> None:
 
 def noted(monkeypatch: pytest.MonkeyPatch, rank: int) -> list[str]:
     """When each bucket of ``rank`` begins its way and has ended it."""
-    broadcast, told = transfer.Ranks.broadcast, list[str]()
+    begin, finish, told = transfer.Ranks.begin, transfer.Ranks.finish, list[str]()
 
-    def noting(self: Any, message: torch.Tensor, purpose: str) -> Callable[[], None]:
-        wait = broadcast(self, message, purpose)
-        if self.rank != rank:
-            return wait
-        number = sum("begins" in line for line in told)
-        told.append(f"{number} begins, {len(message) - transfer._CRC_BYTES} bytes")
+    def noting(self: Any, message: torch.Tensor, purpose: str) -> None:
+        begin(self, message, purpose)
+        if self.rank == rank:
+            number = sum("begins" in line for line in told)
+            told.append(f"{number} begins, {len(message) - transfer._CRC_BYTES} bytes")
 
-        def ended() -> None:
-            wait()
-            told.append(f"{number} has ended")
+    def ended(self: Any) -> None:
+        finish(self)
+        begun, over = (sum(word in line for line in told) for word in ("begins", "has ended"))
+        if self.rank == rank and begun > over:
+            told.append(f"{over} has ended")
 
-        return ended
-
-    monkeypatch.setattr(transfer.Ranks, "broadcast", noting)
+    monkeypatch.setattr(transfer.Ranks, "begin", noting)
+    monkeypatch.setattr(transfer.Ranks, "finish", ended)
     return told
 
 
@@ -230,19 +230,20 @@ def test_sender_keeps_to_the_manifest(ranks: Ranks, spoil: Callable[[Named], Nam
 
 def test_damaged_bytes_are_noticed(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that arrives with a flipped bit is refused by checksum, and the sender is told."""
-    broadcast = transfer.Ranks.broadcast
+    begin, finish, coming = transfer.Ranks.begin, transfer.Ranks.finish, list[torch.Tensor]()
 
-    def damaging(self: Any, message: torch.Tensor, purpose: str) -> Callable[[], None]:
-        wait = broadcast(self, message, purpose)
+    def keeping(self: Any, message: torch.Tensor, purpose: str) -> None:
+        begin(self, message, purpose)
+        if self.rank == 1:
+            coming.append(message)
 
-        def damaged() -> None:
-            wait()
-            if self.rank == 1:
-                message[3] ^= 1
+    def damaging(self: Any) -> None:
+        finish(self)
+        if self.rank == 1:
+            coming.pop()[3] ^= 1
 
-        return damaged
-
-    monkeypatch.setattr(transfer.Ranks, "broadcast", damaging)
+    monkeypatch.setattr(transfer.Ranks, "begin", keeping)
+    monkeypatch.setattr(transfer.Ranks, "finish", damaging)
     tensors = odd_tensors()
     manifest = manifest_of(tensors)
     sender, receiver = ranks.groups
