@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections import deque
 from functools import partial
 from typing import Any
@@ -223,7 +224,7 @@ class Serving:
         Nothing that is asked for together may be wrong where what it is asked with fails: no version is named, and
         nothing resumed, before the weights are known to be in place.
         """
-        clock = asyncio.get_running_loop().time
+        clock = time.monotonic  # an event loop's own counts milliseconds, which is what this is about
         begun = clock()
         await self._pause()
         still = clock()
