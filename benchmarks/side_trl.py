@@ -14,7 +14,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from datasets import Dataset
@@ -32,7 +32,10 @@ from prl.types import Completion, Prompt, Score
 
 
 class Rewards:
-    """prl's scorer as a reward function of TRL: plain, so the event loop that the scorer lives in is this class's."""
+    """prl's scorer as a reward function of TRL: plain, so the event loop that the scorer lives in is this class's.
+
+    A context manager: at its end the scorer and the loop are closed.
+    """
 
     __name__ = "prl_rewards"
 
@@ -43,6 +46,13 @@ class Rewards:
         self._runner.run(scorer.__aenter__())
         self.means: list[float] = []
         """Mean reward of every call, before the factor."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._runner:
+            self._runner.run(self._scorer.__aexit__(None, None, None))
 
     def __call__(
         self, *, completions: list[str], completion_ids: list[list[int]], prompt_id: list[int], **_: Any
@@ -175,28 +185,28 @@ def main() -> None:
     source = open_source(config, tokenizer, scorer.required_fields)
     prompts = [source.next() for _ in range(config.run.num_steps * config.pipeline.groups_per_step)]
     size = config.pipeline.group_size
-    rewards = Rewards(scorer, prompts, size / (size - 1))
-    clock = Clock(arguments.folder, arguments.every)
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=rewards,
-        args=settings_of(
-            config,
-            arguments.folder / "trl",
-            num_processes=arguments.processes,
-            microbatch=arguments.microbatch,
-            generation=arguments.generation,
-        ),
-        train_dataset=Dataset.from_dict(rows_of(prompts)),
-        callbacks=[clock],
-    )
-    own = trainer.processing_class(text=[prompt.text for prompt in prompts])["input_ids"]
-    if own != [prompt.token_ids for prompt in prompts]:
-        raise RuntimeError("TRL reads the prompts as other token ids than prl")
-    trainer.train()
-    if trainer.is_world_process_zero():
-        result = {"started_at": clock.started_at, "seconds": clock.seconds, "rewards": rewards.means}
-        (arguments.folder / "result.json").write_text(json.dumps(result))
+    with Rewards(scorer, prompts, size / (size - 1)) as rewards:
+        clock = Clock(arguments.folder, arguments.every)
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=rewards,
+            args=settings_of(
+                config,
+                arguments.folder / "trl",
+                num_processes=arguments.processes,
+                microbatch=arguments.microbatch,
+                generation=arguments.generation,
+            ),
+            train_dataset=Dataset.from_dict(rows_of(prompts)),
+            callbacks=[clock],
+        )
+        own = trainer.processing_class(text=[prompt.text for prompt in prompts])["input_ids"]
+        if own != [prompt.token_ids for prompt in prompts]:
+            raise RuntimeError("TRL reads the prompts as other token ids than prl")
+        trainer.train()
+        if trainer.is_world_process_zero():
+            result = {"started_at": clock.started_at, "seconds": clock.seconds, "rewards": rewards.means}
+            (arguments.folder / "result.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

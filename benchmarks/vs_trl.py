@@ -101,7 +101,7 @@ TASKS = (
         name="long-tail",
         config="benchmarks/long_tail.toml",
         accuracy=0.9,
-        num_steps=40,
+        num_steps=60,
         num_quick_steps=30,
         every=3,
         trl=Trl(processes=2, threads=1, microbatch=16),

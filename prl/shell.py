@@ -77,13 +77,24 @@ def first_signal(react: Callable[[], object]) -> Iterator[None]:
 
 
 def _kill_everything(_: int, __: FrameType | None) -> None:
-    """SIGKILL to every descendant, then leave without another word: what is stuck may not be waited for."""
-    for pid in _descendants(os.getpid()):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    """SIGKILL to every descendant, then leave without another word: what is stuck may not be waited for.
+
+    All of them are stopped first, until no new one is found: one that is about to fork would leave an orphan.
+    """
+    stopped: set[int] = set()
+    while new := set(_descendants(os.getpid())) - stopped:
+        _signal_each(new, signal.SIGSTOP)
+        stopped |= new
+    _signal_each(stopped, signal.SIGKILL)
     if os.isatty(1):
         os.write(1, _SHOW_CURSOR)
     os._exit(INTERRUPTED)
+
+
+def _signal_each(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _descendants(pid: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The fault matrix: it is whole, its page is that of its results, and one of its cells on real processes.
+"""The fault matrix: it is whole, its page is that of its results, and a few of its cells on real processes.
 
 All of it is run by ``make faults``.
 """
@@ -13,7 +13,13 @@ from tests.faults import table
 from tests.faults.cells import BLOWS, CELLS, MOMENTS, ROLES, SAYS, Cell, chains, expected
 from tests.faults.judge import run_chain
 
-SHOWN = [Cell("engine core", "SIGSTOP", "update")]
+SHOWN = [
+    Cell("engine host", "SIGKILL", "generation"),
+    Cell("engine core", "SIGSTOP", "update"),
+    Cell("trainer rank 1", "SIGKILL", "step"),
+    Cell("trainer rank 0", "SIGSTOP", "checkpoint"),
+]
+"""An engine that dies and one that hangs, a rank that dies and one that hangs: one after another in one run."""
 
 
 def test_every_combination_is_a_cell() -> None:
@@ -33,13 +39,12 @@ def test_the_page_is_made_of_the_results() -> None:
     assert [row.count(" | ") for row in rows] == [1 + len(MOMENTS)] * len(ROLES) * len(BLOWS)
 
 
-@pytest.mark.timeout(400)
-def test_a_role_that_is_struck() -> None:
-    """Field notes H, a dead child is not noticed: a core that hangs in an update.
+@pytest.mark.timeout(600)
+def test_roles_that_are_struck() -> None:
+    """Field notes H, a dead child is not noticed: each is noticed and replaced, the other side's processes stay.
 
-    Another takes its place and the steps go on; at the end no process is left and no prompt is lost. Deaths by other
-    signals are in ``test_faults.py``, and all of them in the matrix.
+    Steps go on; at the end every step is there once, the lag within its bound, no process left and no prompt lost.
     """
     said: list[str] = []
     results = run_chain(SHOWN, said.append)
-    assert [result.name for result in results if not result.passed] == [], "\n".join(said)
+    assert [result.name for result in results if result.passed] == [str(cell) for cell in SHOWN], "\n".join(said)

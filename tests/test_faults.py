@@ -1,15 +1,13 @@
 """The command line on real processes when things go wrong: vLLM's engine core, torchrun's ranks, signals, rewards.
 
 Each run is the default job, shortened. Whatever happens, it ends within 15 seconds, says the cause in one message, and
-leaves no process behind.
+leaves no process behind. Runs that go on are in ``test_fault_matrix.py``.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,48 +60,6 @@ def test_a_killed_process(tmp_path: Path, started: list[Job]) -> None:
     verdict = job.said[job.said.index("prl: the run failed:") :]
     assert "trainer" in verdict.splitlines()[0]
     assert "Traceback" not in job.said
-
-
-@pytest.mark.timeout(400)
-def test_an_engine_that_dies_is_started_again(tmp_path: Path, started: list[Job]) -> None:
-    """SIGKILL of an engine's core, then of its host: its streams wait, it comes back with the current weights."""
-    job = Job(tmp_path, "run.num_steps=16")
-    started.append(job)
-    for words, seen in (("VLLM::EngineCore", 3), ("prl.engines.vllm_host", 8)):
-        job.wait_for_step(seen)
-        job.find(words).kill()
-        job.wait_for("an engine is lost: it is started again", 30)
-        job.wait_for("an engine serves again", 120)
-    job.wait_for("ending the processes")
-    assert job.end() == 0
-    metrics = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in metrics] == list(range(1, 17))
-    assert max(line["lag_max"] for line in metrics) == 1
-    audit = subprocess.run([sys.executable, "-m", "prl", "audit", str(job.run_dir)], check=False, timeout=60)
-    assert audit.returncode == 0
-
-
-@pytest.mark.timeout(400)
-def test_a_trainer_that_dies_or_hangs_is_started_again(tmp_path: Path, started: list[Job]) -> None:
-    """SIGKILL of a rank, then SIGSTOP: each time the run goes on behind the step it had reached, engines untouched."""
-    job = Job(tmp_path, "trainer.heartbeat_timeout_s=10", "run.checkpoint_every=2", "run.num_steps=24")
-    started.append(job)
-    job.wait_for_step(3)
-    core = job.find("VLLM::EngineCore")
-    for rank, blow, seen in ((1, signal.SIGKILL, 8), (0, signal.SIGSTOP, 16)):
-        commands = [(process, " ".join(process.cmdline())) for process in job.descendants()]
-        ranks = [p for p, words in commands if words.endswith("-m prl.trainer.worker") and "torch.dist" not in words]
-        ranks[rank].send_signal(blow)
-        job.wait_for("the trainer is started again", 30)
-        job.wait_for_step(seen)
-    assert core.is_running()
-    job.wait_for("ending the processes")
-    assert job.end() == 0
-    metrics = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in metrics] == list(range(1, 25))
-    assert max(line["lag_max"] for line in metrics) == 1
-    audit = subprocess.run([sys.executable, "-m", "prl", "audit", str(job.run_dir)], check=False, timeout=60)
-    assert audit.returncode == 0
 
 
 @pytest.mark.timeout(240)

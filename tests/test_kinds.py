@@ -181,13 +181,13 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "H: a dead child is not noticed": (
         "test_faults.py::test_a_killed_process",
-        "test_fault_matrix.py::test_a_role_that_is_struck",
+        "test_fault_matrix.py::test_roles_that_are_struck",
         "trainer/test_remote.py::test_a_run_with_two_ranks_and_its_death",
     ),
     "H: a start that never ends is repeated for ever, or leaves processes": (
         "engines/test_pool.py::test_start_has_a_deadline",
         "engines/test_pool.py::test_one_failed_start_closes_all",
-        "engines/test_seats.py::test_the_pauses_before_restarts_grow_over_short_lives",
+        "engines/test_lives.py::test_the_pauses_before_restarts_grow_over_short_lives",
         "engines/test_vllm_process.py::test_start_that_takes_too_long_leaves_nothing",
     ),
 }

@@ -57,17 +57,17 @@ def test_the_first_signal_does_what_the_command_says(number: signal.Signals) -> 
 
 
 def test_the_second_signal_kills_every_descendant() -> None:
-    """While the loop is blocked, with exit code 130, and the child's child is gone too."""
+    """While the loop is blocked, with exit code 130, and the child's child is gone too, even a new one."""
     code = (
         "import asyncio, os, signal, subprocess, sys, time\n"
         "from prl import shell\n"
         "async def main():\n"
         "    with shell.first_signal(lambda: print('first', flush=True)):\n"
-        "        subprocess.Popen(['sh', '-c', 'sleep 60 & wait'])\n"
+        "        subprocess.Popen(['sh', '-c', 'sleep 600 & wait'])\n"
         "        print('ready', flush=True)\n"
         "        await asyncio.to_thread(sys.stdin.readline)\n"
         "        print('blocked', flush=True)\n"
-        "        time.sleep(60)\n"
+        "        time.sleep(600)\n"
         "shell.run_to_exit(main())\n"
     )
     with subprocess.Popen(
@@ -83,6 +83,6 @@ def test_the_second_signal_kills_every_descendant() -> None:
             assert process.stdout.readline() == "blocked\n"
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=10) == shell.INTERRUPTED
-            assert process.stdout.read() == "", "nobody holds the pipe: every descendant is gone"
+            assert process.communicate(timeout=30)[0] == "", "nobody holds the pipe: every descendant is gone"
         finally:
             process.kill()

@@ -27,6 +27,7 @@ from prl.chain import Waiting, leaves
 from prl.config import EngineConfig
 from prl.engines.base import Decoding, Engine
 from prl.engines.guarded_stream import NO_TOKEN, GuardedStream
+from prl.engines.lives import Lives
 from prl.engines.placement import Placement
 from prl.engines.seat import EngineStatus, Seat
 from prl.engines.updated import UpdatedEngines
@@ -60,6 +61,7 @@ class EnginePool(UpdatedEngines):
 
     def __init__(self, engines: Sequence[Engine], config: EngineConfig, **more: Any) -> None:
         super().__init__(engines, config, **more)
+        self._lives = Lives(self.seats, config)
         self._placement = Placement(config.placement)
         self._opened_at = 0.0
 
@@ -70,7 +72,7 @@ class EnginePool(UpdatedEngines):
         are not, all are closed and the error says why: what keeps every engine from starting is not mended.
         """
         try:
-            await self._all("open", self.seats.open_first)
+            await self._all("open", self._lives.open_first)
         except BaseException:
             await self.close()
             raise
@@ -157,11 +159,11 @@ class EnginePool(UpdatedEngines):
     async def close(self) -> None:
         """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
         self._gate.shut()
-        await self.seats.close()
+        await self._lives.close()
 
     async def failed(self) -> str:
         """Keep the engines; return why the run cannot go on without those that were lost."""
-        return await self.seats.failed()
+        return await self._lives.failed()
 
     def give_up_silent(self, stalled: Waiting, why: str) -> list[str]:
         """Give up the engines that owe a token to what ``stalled`` waits for, where others can be started.

@@ -1,11 +1,11 @@
-"""Who sits in the pool: engines that start, die, come back with the weights of the others, are added, and removed.
+"""Who sits in the pool: engines that die, come back with the weights of the others, are added, and removed.
 
 Invariants:
 
-- An engine that died, or was given up, is *lost* at once. Another is started in its seat, after a pause that doubles
-  with every attempt; it is *ready* when it is open, *joined* in a weight group, and *serving* once it has loaded.
+- An engine that died, or was given up, is *lost* at once. Another is started in its seat (``lives.py``); it is *ready*
+  when it is open, *joined* in a weight group, and *serving* once it has loaded.
 - Attempts are counted until an engine has served for ``STEADY_S``: one that opens and dies in every update is an
-  attempt like one that does not open. After ``engine.max_restarts`` of them the seat stays empty.
+  attempt like one that does not open.
 - An engine that is *added* goes the same way from its start on, and counts (``tally.py``, ``engine.min_engines``) from
   the moment it serves. One that is *removed* gets no new stream from then on; it leaves while no update is under way,
   out of the weight group and with all that it sampled in its streams, which go on elsewhere behind their tokens.
@@ -13,15 +13,13 @@ Invariants:
 - Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
 - Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
   first death does. No time passes while the trainer is started again (``deadlines``), without which nobody can join.
-- Starts and closes are bounded in time, and a close reaches every engine, whatever state it is in.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import count
 
 from prl.config import EngineConfig
@@ -29,21 +27,14 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Engine
 from prl.engines.seat import Place, Seat
 from prl.engines.tally import Tally
-from prl.errors import EngineDeadError, EngineError, NotFoundError, PrlError, RefusedError
-from prl.failure import FirstFailure, failures_to
+from prl.errors import EngineDeadError, EngineError, NotFoundError, RefusedError
 from prl.log import get_logger
 from prl.timeline import Timeline
 from prl.waits import Wait, waiting
 
-START_MARGIN_S = 10.0
-"""An engine that keeps its own start deadline says more about why, so it is given the time to."""
-CLOSE_TIMEOUT_S = 20.0
-"""Longest wait for one engine to close."""
 ANSWER_MARGIN_S = 5.0
 """After a failed update an engine may be stuck in the weight group until the group's timeout, though it is healthy; it
 is given up when it has not answered for so much longer."""
-FIRST_BACK_OFF_S, LAST_BACK_OFF_S = 1.0, 60.0
-"""Pauses before the starts of an engine that died: each twice as long as the one before."""
 STEADY_S = 600.0
 """An engine that served for so long before it died was no failed attempt."""
 
@@ -147,7 +138,7 @@ class Seats:
         seat.enter("starting")
         self.all.append(seat)
         log.info("an engine is added", engine=seat.engine.name)
-        self._tell()
+        self.tell()
         return seat
 
     def remove(self, seat: Seat, *, force: bool) -> None:
@@ -169,7 +160,7 @@ class Seats:
             )
         seat.is_leaving = True
         log.info("an engine is removed", engine=name)
-        self._tell()
+        self.tell()
 
     # ---- what happens to them ----------------------------------------------------------------------------------------
 
@@ -191,7 +182,7 @@ class Seats:
                     self._count(seat, counts=True)
                     log.info("an engine that was added serves", engine=seat.engine.name, version=version)
         self._num_lost_told = self._num_lost
-        self._tell()
+        self.tell()
 
     def give_up(self, seat: Seat, why: str) -> None:
         """This engine is no use any more."""
@@ -202,7 +193,24 @@ class Seats:
             seat.enter("lost")
             self._num_lost += 1
             seat.given_up.set()
-            self._tell()
+            self.tell()
+
+    def is_ready(self, seat: Seat) -> None:
+        """An engine is open here, in no weight group yet."""
+        seat.enter("ready")
+        self.apart = True
+        self.tell()
+
+    def leaves(self, seat: Seat) -> None:
+        """The engine that was removed is with nobody any more: its numbers are kept, its streams hear of its end."""
+        self._count(seat, counts=False)
+        seat.enter("left")
+
+    def has_left(self, seat: Seat) -> None:
+        """Nobody sits here any more."""
+        self.all.remove(seat)
+        log.info("an engine has left", engine=seat.engine.name)
+        self.tell()
 
     async def weed(self) -> bool:
         """Give up the engines that are dead or do not answer a pause; whether any was lost since the last load.
@@ -227,30 +235,6 @@ class Seats:
         were_lost, self._num_lost_told = self._num_lost > self._num_lost_told, self._num_lost
         return self.remake is not None and were_lost
 
-    async def failed(self) -> str:
-        """Start what dies or is added, end what is removed; return why that is not enough any more.
-
-        What is returned has the last log lines of what was lost.
-        """
-        failure, why, tasks = FirstFailure(), "", list[asyncio.Task[None]]()
-
-        async def guarded(work: Callable[[], Awaitable[None]]) -> None:
-            with failures_to(failure.set, "keeping the engines"):
-                await work()
-
-        with failure.interrupts():
-            async with asyncio.TaskGroup() as group:
-
-                def start(work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-                    tasks.append(group.create_task(guarded(work)))
-                    return tasks[-1]
-
-                start(partial(self._manage, start))
-                why = await self._too_few()
-                for task in tasks:
-                    task.cancel()
-        return why
-
     # ---- waiting for them --------------------------------------------------------------------------------------------
 
     async def newcomer(self) -> None:
@@ -267,152 +251,7 @@ class Seats:
             raise EngineDeadError("every engine is dead")
         await self._in_time(lambda: bool(self.serving()), "an engine to serve again")
 
-    # ---- life --------------------------------------------------------------------------------------------------------
-
-    async def open(self, engine: Engine) -> None:
-        """Start one engine. Raises EngineError, in time."""
-        for seat in self.all:
-            if seat.engine is engine:
-                seat.lane.hold("starts")
-        try:
-            limit_s = self._config.start_timeout_s + START_MARGIN_S
-            async with asyncio.timeout(limit_s) as deadline:
-                with waiting(engine.name, "starts", limit_s=limit_s):
-                    await engine.open()
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            limit = f"{self._config.start_timeout_s:g} s (engine.start_timeout_s)"
-            raise EngineError(f"{engine.name} was not ready within {limit}") from None
-
-    async def open_first(self, engine: Engine) -> None:
-        """Start one engine with the run. Raises EngineError where the run cannot do without it."""
-        try:
-            await self.open(engine)
-        except PrlError as error:
-            seat = next(seat for seat in self.all if seat.engine is engine)
-            others = [seat.why for seat in self.all if seat.state == "lost"]
-            left = len(self.all) - len(others) - 1
-            if self.remake is not None and left >= min(self._config.min_engines, len(self.all)):
-                self.give_up(seat, str(error))
-            elif others:
-                raise EngineError("; ".join([*others, str(error)])) from error
-            else:
-                raise
-
-    async def close(self) -> None:
-        """Close every engine, side by side, within ``CLOSE_TIMEOUT_S``. What does not close is logged, not raised."""
-        async with asyncio.TaskGroup() as group:
-            for seat in self.all:
-                seat.lane.end()
-                group.create_task(_close(seat.engine))
-
-    async def _manage(self, start: Callable[[Callable[[], Awaitable[None]]], asyncio.Task[None]]) -> None:
-        """Keep every engine, whoever comes, until it is removed."""
-        lives: dict[int, asyncio.Task[None]] = {}
-        leaving: set[int] = set()
-        while True:
-            for seat in self.all:
-                if seat.index not in lives:
-                    lives[seat.index] = start(partial(self._keep, seat))
-                if seat.is_leaving and seat.index not in leaving:
-                    leaving.add(seat.index)
-                    start(partial(self._see_off, seat, lives[seat.index]))
-            await self.changed.wait()
-
-    async def _see_off(self, seat: Seat, life: asyncio.Task[None]) -> None:
-        """End an engine that was removed. What it has sampled is with its streams before they hear of its end."""
-        life.cancel()
-        await asyncio.wait([life])
-        self.restarts[seat.index] = None
-        async with self.transfers:
-            if seat.is_there:
-                self.apart = True
-                with suppress(TimeoutError, EngineError):
-                    async with asyncio.timeout(ANSWER_MARGIN_S):
-                        await seat.engine.pause()
-            self._count(seat, counts=False)
-            seat.enter("left")
-        await _close(seat.engine)
-        self.all.remove(seat)
-        log.info("an engine has left", engine=seat.engine.name)
-        self._tell()
-
-    def _count(self, seat: Seat, *, counts: bool) -> None:
-        with self.tally.kept():
-            seat.counts = counts
-
-    async def _keep(self, seat: Seat) -> None:
-        """Give up the engine of a seat when it dies, and start another there."""
-        if seat.state == "starting":
-            if self.remake is None or not await self._start(seat, self.remake):
-                return
-            self._is_ready(seat)
-        while True:
-            self.give_up(seat, await _end_of(seat))
-            if self.remake is None:
-                return
-            with waiting(seat.engine.name, "is started again") as self.restarts[seat.index]:
-                is_open = await self._start_again(seat, self.remake, seat.why)
-            self.restarts[seat.index] = None
-            if not is_open:
-                return
-            self.num_restarts += 1
-            seat.num_restarts += 1
-            self._is_ready(seat)
-
-    def _is_ready(self, seat: Seat) -> None:
-        seat.enter("ready")
-        self.apart = True
-        self._tell()
-
-    async def _start(self, seat: Seat, remake: Remake) -> bool:
-        """Until one is open that was added; False where that was tried too often."""
-        try:
-            await self.open(seat.engine)
-        except PrlError as error:
-            seat.why = str(error)
-            return await self._start_again(seat, remake, seat.why)
-        return True
-
-    async def _start_again(self, seat: Seat, remake: Remake, why: str) -> bool:
-        """Until one is open; False where that was tried too often."""
-        while True:
-            name, attempt = seat.engine.name, seat.num_attempts + 1
-            if attempt > self._config.max_restarts:
-                self._leave_empty(seat, why)
-                await _close(seat.engine)
-                return False
-            pause_s = min(FIRST_BACK_OFF_S * 2**seat.num_attempts, LAST_BACK_OFF_S)
-            what = "an engine is lost: it is started again"
-            if seat.state == "starting":
-                what = "an engine that was added did not start: it is started again"
-            log.warning(what, engine=name, attempt=attempt, in_s=pause_s, why=why)
-            await _close(seat.engine)
-            with waiting(name, f"pauses before attempt {attempt}", limit_s=pause_s):
-                await asyncio.sleep(pause_s)
-            seat.num_attempts = attempt
-            seat.replace(remake(seat.index, seat.place))
-            try:
-                await self.open(seat.engine)
-            except PrlError as error:
-                why = str(error)
-                continue
-            return True
-
-    def _leave_empty(self, seat: Seat, why: str) -> None:
-        """Nobody is started here any more; the others go on while they are enough."""
-        seat.stays_empty = True
-        log.warning(
-            "an engine is not started again: none of its last restarts served for long (engine.max_restarts)",
-            steady_s=STEADY_S,
-            engine=seat.engine.name,
-            max_restarts=self._config.max_restarts,
-            why=why,
-        )
-        self._tell()
-
-    async def _too_few(self) -> str:
+    async def too_few(self) -> str:
         """Wait until fewer than ``engine.min_engines`` have served for ``engine.recovery_timeout_s``; why."""
         if self.remake is None:
             await self._until(lambda: any(seat.state == "lost" for seat in self.all))
@@ -430,6 +269,10 @@ class Seats:
             limit = f"engine.recovery_timeout_s = {limit_s:g} s"
             return f"fewer than {enough()} engines (engine.min_engines) served for {limit}: {self._losses()}"
 
+    def _count(self, seat: Seat, *, counts: bool) -> None:
+        with self.tally.kept():
+            seat.counts = counts
+
     def _enough(self) -> int:
         """How many must serve: not more than there were, without those that were removed on purpose."""
         return min(self._config.min_engines, sum(seat.counts for seat in self.staying()))
@@ -440,7 +283,8 @@ class Seats:
     def _losses(self) -> str:
         return "; ".join(f"{seat.engine.name} is dead: {seat.why}" for seat in self.all if seat.why)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Something about who is there has changed."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -461,23 +305,3 @@ class Seats:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-async def _close(engine: Engine) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            with waiting(engine.name, "closes", limit_s=CLOSE_TIMEOUT_S):
-                await engine.close()
-    except Exception as error:  # noqa: BLE001 - raised, it would stand in for the error that ends the run
-        log.warning("an engine did not close", engine=engine.name, error=repr(error))
-
-
-async def _end_of(seat: Seat) -> str:
-    """Wait until the engine of a seat is dead, or given up; why."""
-    async with asyncio.TaskGroup() as group:
-        died, given_up = group.create_task(seat.engine.failed()), group.create_task(seat.given_up.wait())
-        await asyncio.wait([died, given_up], return_when=asyncio.FIRST_COMPLETED)
-        why = died.result() if died.done() else seat.why
-        died.cancel()
-        given_up.cancel()
-    return why

@@ -45,10 +45,10 @@ def test_the_rewards_are_prls_times_the_leave_one_out_factor() -> None:
 
     config = load_config(MATH)
     first, second = prompts_of(config, 2)
-    rewards = Rewards(Scorer(config.rewards), [first, second], 4 / 3)
     answers = [f"\\boxed{{{prompt.fields['answer']}}}" for prompt in (first, second)]
     given: dict[str, Any] = {"completion_ids": [[1], [1], [1]], "prompt_id": [first.id, second.id, first.id]}
-    assert rewards(prompts=[], completions=[answers[0], "\\boxed{-1}", answers[0]], **given) == [4 / 3, 0.0, 4 / 3]
+    with Rewards(Scorer(config.rewards), [first, second], 4 / 3) as rewards:
+        assert rewards(prompts=[], completions=[answers[0], "\\boxed{-1}", answers[0]], **given) == [4 / 3, 0.0, 4 / 3]
     assert rewards.means == [pytest.approx(2 / 3)]
 
 

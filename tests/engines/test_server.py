@@ -15,6 +15,7 @@ import pytest
 from prl import servers
 from prl.config import Config, EngineConfig
 from prl.engines.base import Decoding
+from prl.engines.lives import Lives
 from prl.engines.seats import Seats
 from prl.engines.server import ServerEngine
 from prl.engines.server_questions import Wanted
@@ -320,9 +321,10 @@ async def test_seat_of_a_server_that_was_away_serves_again_after_a_load() -> Non
         places = [server.url]
         engines = [make_engine(server.url, start_timeout_s=5)]
         seats = Seats(engines, EngineConfig(), lambda _, place: make_engine(str(place), start_timeout_s=5), places)
-        await seats.open_first(engines[0])
+        lives = Lives(seats, EngineConfig())
+        await lives.open_first(engines[0])
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
-            keeping = tasks.create_task(seats.failed())
+            keeping = tasks.create_task(lives.failed())
             await server.stop()
             while seats.all[0].state != "lost":
                 await seats.changed.wait()
@@ -336,7 +338,7 @@ async def test_seat_of_a_server_that_was_away_serves_again_after_a_load() -> Non
             assert seat.serves
             assert server.label.endswith("/7")
             keeping.cancel()
-        await seats.close()
+        await lives.close()
 
 
 # The configuration ----------------------------------------------------------------------------------------------------
