@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -36,7 +36,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     lane: str
     """An engine's name (``engine-0``), ``trainer rank 0``, ``controller`` or ``evaluation``."""
-    state: State
+    state: str
+    """A ``State``; of a file that another version of prl wrote, perhaps one more."""
     start: float
     end: float
     why: str | None = None
@@ -52,9 +53,11 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class _Open(msgspec.Struct):
     state: State
     since: float
+    """From where on it is not given out yet."""
     why: str | None
     step: int | None
     version: int | None
+    began: float
 
 
 def unix_time() -> float:
@@ -98,7 +101,7 @@ class Timeline:
         ):
             return
         since = self._now() if before is None else self._end(lane, before)
-        self._open[lane] = _Open(state, since, why, step, version)
+        self._open[lane] = _Open(state, since, why, step, version, since)
 
     def leave(self, lane: str) -> None:
         """The lane ends."""
@@ -115,6 +118,25 @@ class Timeline:
             yield
         finally:
             self.enter(lane, "waiting")
+
+    def divide(self, lane: str, parts: Iterable[tuple[State, float, str | None]], rest: str) -> None:
+        """What the state that the lane is in was, part after part from its beginning; since then it waits for ``rest``.
+
+        Args:
+            lane: its name.
+            parts: state, seconds, and why. What was given out already stays as it is.
+            rest: why it waits now.
+        """
+        doing = self._open.get(lane)
+        if doing is None:
+            return
+        at, now = doing.began, self._now()
+        for state, seconds, why in parts:
+            at = min(at + seconds, now)
+            if at - doing.since >= MIN_SPAN_S:
+                self._keep(lane, msgspec.structs.replace(doing, state=state, why=why), at)
+                doing.since = at
+        doing.state, doing.why = "waiting", rest
 
     def because(self, lanes: str, why: str | None) -> str | None:
         """Why the lanes whose names begin like this are in whatever state they enter, and wait now; the reason before.
@@ -150,16 +172,19 @@ class Timeline:
         now = self._now()
         if now - doing.since < MIN_SPAN_S:
             return doing.since
+        self._keep(lane, doing, now)
+        return now
+
+    def _keep(self, lane: str, doing: _Open, until: float) -> None:
         why = None if doing.why is None else self._clear(doing.why)[:MAX_WHY]
         self._ended.append(
             Span(
                 lane=lane,
                 state=doing.state,
                 start=round(doing.since, 4),
-                end=round(now, 4),
+                end=round(until, 4),
                 why=why,
                 step=doing.step,
                 version=doing.version,
             )
         )
-        return now

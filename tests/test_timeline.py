@@ -199,3 +199,24 @@ def test_telling_costs_microseconds() -> None:
         with timeline.during("trainer rank 0", "training", step=step):
             pass
     assert time.process_time() - started < 0.5
+
+
+def test_a_state_is_divided_afterwards() -> None:
+    """Into what it was, without a gap; what was given out before stays, and after the parts the lane waits."""
+    clock = Clock()
+    with clock.timeline.during("trainer rank 0", "training", step=7):
+        clock.now += PIECE_S + 2
+        assert clock.taken() == [("trainer rank 0", "training", 0, PIECE_S + 2)]
+        clock.now += 8
+        parts = [("training", 4, None), ("waiting", 9, "sums"), ("training", 1, None), ("waiting", 4, "shards")]
+        clock.timeline.divide("trainer rank 0", parts, "answers")
+        clock.timeline.divide("trainer rank 1", parts, "answers")  # which is no lane
+        clock.now += 1
+    clock.timeline.end()
+    spans = clock.timeline.take()
+    assert [(span.state, span.start - 1000, span.end - 1000, span.why, span.step) for span in spans] == [
+        ("waiting", 12, 13, "sums", 7),
+        ("training", 13, 14, None, 7),
+        ("waiting", 14, 18, "shards", 7),
+        ("waiting", 18, 21, "answers", 7),
+    ]

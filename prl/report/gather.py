@@ -16,7 +16,8 @@ from prl.view.columns import Columns
 from prl.view.facts import Setting
 from prl.view.files import last_lines, read_at
 from prl.view.run import OpenRun
-from prl.view.runs import is_run, state_of
+from prl.view.run_lines import state_of
+from prl.view.runs import is_run
 
 NUM_EVENTS = 30
 _SAMPLE_BYTES = 1 << 20

@@ -12,7 +12,7 @@ Invariants that every implementation keeps:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -39,6 +39,15 @@ class TrainerReady(msgspec.Struct, frozen=True, kw_only=True):
     num_parameters: int
     memory_bytes: int
     """Resident memory of all ranks together."""
+
+
+class Phase(NamedTuple):
+    """A part of a rank's step."""
+
+    state: Literal["training", "waiting"]
+    seconds: float
+    why: str | None = None
+    """What it waited for."""
 
 
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +85,8 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     skipped: bool
     """True where a loss, gradient or log-probability that is not finite made all ranks leave the weights alone."""
     train_s: float
+    phases: list[list[Phase]] = []
+    """By rank, what it did one after another from the moment it had its share of the batch. Empty: it was not told."""
 
 
 class Trainer(Protocol):

@@ -97,9 +97,15 @@ class KeptTrainer:
 
     async def train(self, batch: Batch) -> TrainReport:
         """One optimiser step on ``batch``."""
-        return await self._kept(
-            lambda trainer: trainer.train(batch), lambda: self._during("training", step=batch.step + 1)
-        )
+
+        async def train(trainer: Trainer) -> TrainReport:
+            report = await trainer.train(batch)
+            for lane, phases in zip(self._lanes, report.phases, strict=False):  # a trainer that tells none moves as one
+                parts = ((phase.state, phase.seconds, phase.why) for phase in phases)
+                self._timeline.divide(lane, parts, "the answers of all ranks")
+            return report
+
+        return await self._kept(train, lambda: self._during("training", step=batch.step + 1))
 
     async def publish(self, update: WeightUpdate) -> None:
         """Send the current weights. A death here is not mended here: the engines have to join again."""

@@ -39,6 +39,7 @@ from prl.trainer.mesh import counts
 from prl.trainer.microbatch import MicroBatch, pack
 from prl.trainer.model import check_policy, load_policy, parameters_of
 from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tensors
+from prl.trainer.phases import SUMS, Phases
 from prl.trainer.publish import Publisher
 from prl.types import Sample, WeightGroup, WeightUpdate
 
@@ -64,6 +65,9 @@ class Learner:
             num_replicas=config.trainer.num_replicas,
         )
         self.parameters = parameters_of(self.policy)
+        self._phases = Phases(dist.get_world_size())
+        if device.type == "cpu" and dist.get_world_size() > 1:
+            self._phases.watch(self.policy)
         self._loss = Loss(config)
         self._reference = self._load_reference(dtype)
         self.optimizer = make_optimizer(self.parameters.values(), config.trainer)
@@ -111,12 +115,16 @@ class Learner:
         if step != self.step:
             raise TrainerError(f"the batch is for step {step}, but the trainer has completed {self.step}")
         started = time.monotonic()
+        self._phases.begin()
         seen: list[Tensor] = []
         local = self.accumulate(microbatches, num_sequences, num_teaching, seen.append if with_logprobs else None)
         self.doing = "the sums of all ranks"
         everywhere = torch.cat([local, self._gradient_square()[None]])
-        dist.all_reduce(everywhere)
-        *sums, gradient_square = everywhere.tolist()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # what is behind is waiting for others, not for this device
+        with self._phases.waits(SUMS):
+            dist.all_reduce(everywhere)
+            *sums, gradient_square = everywhere.tolist()
         sums, drifted = sums[: len(LossTerms._fields)], sums[len(LossTerms._fields) :]
         total = dict(zip(LossTerms._fields, sums, strict=True))
         norm = math.sqrt(gradient_square) if gradient_square >= 0 else math.nan
@@ -131,7 +139,9 @@ class Learner:
         if self._reference is None:
             report = msgspec.structs.replace(report, kl_reference=None)
         logprobs = drift.by_sample(seen, microbatches) if with_logprobs else []
-        return msgspec.structs.replace(report, **drift.fields_of(drifted, total["tokens"]), logprobs=logprobs)
+        return msgspec.structs.replace(
+            report, **drift.fields_of(drifted, total["tokens"]), logprobs=logprobs, phases=[self._phases.take()]
+        )
 
     def accumulate(
         self,

@@ -55,7 +55,7 @@ class Ready(_Message, frozen=True, kw_only=True):
 
 
 class Trained(_Message, frozen=True, kw_only=True):
-    """The step is done; the numbers are those of all ranks together, ``logprobs`` those of this rank's samples."""
+    """The step is done; the numbers are those of all ranks together, ``logprobs`` and ``phases`` this rank's."""
 
     report: TrainReport
 

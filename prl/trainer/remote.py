@@ -114,7 +114,8 @@ class FsdpTrainer:
         ]
         trained = await self._ask(f"train step {batch.step}", protocol.Trained, commands)
         logprobs = in_order(batch, [reply.report.logprobs for reply in trained]) if batch.with_logprobs else []
-        return self._counted(msgspec.structs.replace(trained[0].report, logprobs=logprobs))
+        phases = [phases for reply in trained for phases in reply.report.phases]
+        return self._counted(msgspec.structs.replace(trained[0].report, logprobs=logprobs, phases=phases))
 
     async def publish(self, update: WeightUpdate) -> None:
         """Send the current weights to the weight group."""

@@ -20,6 +20,8 @@ from prl.view.runs import Runs
 
 MAX_KEYS, MAX_POINTS, MAX_LIMIT = 200, 5000, 500
 _MAX_ID = 1 << 31
+COMPARED = ("keys", "series", "evaluations")
+"""What can be asked of a run that lies beside the one that is served."""
 SORTS = ("step", "-step", "reward", "-reward", "length", "-length")
 Query = Mapping[str, str]
 
@@ -95,6 +97,7 @@ class Api:
             "groups": self._groups,
             "run": self._run,
             "events": self._events,
+            "siblings": self._siblings,
         }
         """What can be asked of a run, by the last part of its path."""
 
@@ -104,7 +107,7 @@ class Api:
 
     def of_run(self, name: str, what: str, query: Query) -> Any:
         """``/api/{run}/{what}``. Raises NotFoundError, ConfigError, IndexingError."""
-        return self.of_runs[what](self.runs.open(name), Asked(query))
+        return self.of_runs[what](self.runs.open(name, beside=what in COMPARED), Asked(query))
 
     def group(self, name: str, number: str) -> Any:
         """``/api/{run}/groups/{group}``. The same."""
@@ -164,7 +167,11 @@ class Api:
 
     def _timeline(self, run: OpenRun, asked: Asked) -> Any:
         first, last, points = asked.number("from"), asked.number("to"), asked.count("points", 2000, MAX_POINTS)
+        recent = asked.number("recent")
         with run.current("timeline.jsonl", "gauges.jsonl"):
+            if recent is not None and run.timeline.extent:
+                last = run.timeline.extent[1]
+                first = last - max(recent, 0.0)
             since, until, spans = run.timeline.shown(first, last, lanes=asked.names("lanes"), points=points)
             begin, end = run.timeline.extent or (None, None)
             found: dict[str, Any] = {
@@ -198,6 +205,10 @@ class Api:
         )
         with run.current("samples.jsonl"):
             return browse.groups(run.samples, wanted)
+
+    def _siblings(self, run: OpenRun, asked: Asked) -> Any:
+        total, found = self.runs.siblings(run.name, asked.text("q").strip())
+        return {"total": total, "runs": found}
 
     def _run(self, run: OpenRun, _: Asked) -> Any:
         status = self.statuses.of(run.path)

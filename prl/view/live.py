@@ -27,7 +27,7 @@ from prl.control import address as control_file
 from prl.control.client import Client
 from prl.errors import PrlError
 from prl.view.files import ChangedError, Line, Tail
-from prl.view.runs import state_of
+from prl.view.run_lines import state_of
 
 MAX_EVENTS = 100
 """Of one kind, at one look."""

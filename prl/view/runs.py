@@ -4,59 +4,31 @@ Invariants:
 
 - A name leads to a run below the folder, at most ``MAX_DEPTH`` deep, and nowhere else: no part of it is ``..`` or a
   symbolic link.
-- How a run is, is told from its files alone, so that a run of another machine, or one that was killed, is told too.
+- Where one run is served, its curves may be compared with those of its siblings: runs of the same user right beside it.
+  Nothing else of them is told, and nothing of what else lies there.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from prl.claim import LOCK
-from prl.control import address
 from prl.errors import ConfigError, NotFoundError
-from prl.view import facts
-from prl.view.files import last_lines, read_at, read_small
+from prl.view import run_lines
 from prl.view.run import OpenRun
+from prl.view.run_lines import RunLine
 
 MAX_DEPTH, MAX_RUNS = 3, 5000
+MAX_TOLD = 100
+"""Siblings that are looked into at once."""
 MAX_OPEN = 16
 """Runs whose files are held in memory."""
-FRESH_S = 120.0
-"""A run on another machine that wrote within this time is alive."""
-_ENDED = {"done": "completed", "stopped": "stopped", "failed": "failed"}
-
-
-class RunLine(msgspec.Struct, kw_only=True):
-    """One run in the list."""
-
-    run: str
-    state: str
-    """``live``, ``completed``, ``stopped``, ``failed`` or ``killed``."""
-    step: int | None
-    num_steps: int | None
-    started: float | None
-    """Unix seconds; of its first event."""
-    updated: float | None
-    """Unix seconds; of its last line."""
-    reward_last: float | None
-    eval_last: float | None
-
-
-class _Step(msgspec.Struct):
-    step: int
-    reward_mean: float | None = None
-    complete: bool = True
 
 
 def is_run(path: Path) -> bool:
@@ -99,11 +71,46 @@ class Runs:
                 break
         return sorted(found)
 
-    def path(self, name: str) -> Path:
-        """The folder of a run. Raises NotFoundError."""
+    def siblings(self, name: str, text: str) -> tuple[int, list[RunLine]]:
+        """Runs that ``name`` can be compared with whose names have ``text`` in them.
+
+        Returns:
+            How many there are, and the ``MAX_TOLD`` of them that wrote last, the newest first.
+        """
+        others = self.names() if self._only is None else self._beside()
+        others = [other for other in others if other != name and text.lower() in other.lower()]
+        newest = sorted(others, key=lambda other: -run_lines.updated(self.root / other))[:MAX_TOLD]
+        found = []
+        for other in newest:
+            with suppress(NotFoundError):
+                found.append(self.line(other))
+        return len(others), found
+
+    def _beside(self) -> list[str]:
+        """Names of the runs in the folder of the only one."""
+        try:
+            with os.scandir(self.root) as entries:
+                return [
+                    entry.name
+                    for _, entry in zip(range(MAX_RUNS), entries, strict=False)
+                    if self._is_sibling(entry.name)
+                ]
+        except OSError:
+            return []
+
+    def _is_sibling(self, name: str) -> bool:
+        path = self.root / name
+        try:
+            owners = {path.lstat().st_uid, (self.root / str(self._only)).lstat().st_uid}
+            return len(owners) == 1 and not path.is_symlink() and is_run(path)
+        except OSError:
+            return False
+
+    def path(self, name: str, *, beside: bool = False) -> Path:
+        """The folder of a run; ``beside``: or of a sibling of the one that is served. Raises NotFoundError."""
         missing = NotFoundError(f"there is no run {name!r} in {self.root}; /api/runs lists those that there are")
         parts = name.split("/")
-        if self._only is not None and name != self._only:
+        if self._only not in {None, name} and not (beside and len(parts) == 1):
             raise missing
         if len(parts) > MAX_DEPTH or any(part in {"", ".", ".."} or "\0" in part or "\\" in part for part in parts):
             raise missing
@@ -115,13 +122,13 @@ class Runs:
                     raise missing
             except OSError:  # a name that is too long
                 raise missing from None
-        if not is_run(path):
+        if not is_run(path) or (self._only not in {None, name} and not self._is_sibling(name)):
             raise missing
         return path
 
-    def open(self, name: str) -> OpenRun:
-        """The readers of a run. Raises NotFoundError."""
-        path = self.path(name)
+    def open(self, name: str, *, beside: bool = False) -> OpenRun:
+        """The readers of a run, as ``path``. Raises NotFoundError."""
+        path = self.path(name, beside=beside)
         with self._lock:
             found = self._open.pop(name, None)
             if found is None:
@@ -149,18 +156,14 @@ class Runs:
         return sorted(found, key=lambda line: -(line.updated or 0.0))
 
     def line(self, name: str) -> RunLine:
-        """One of them. Raises NotFoundError."""
-        path = self.path(name)
-        seen = tuple(
-            value
-            for file in ("metrics.jsonl", "evaluations.jsonl", "events.jsonl", "config.toml")
-            for value in _stamp(path / file)
-        )
+        """One of them, or of the siblings. Raises NotFoundError."""
+        path = self.path(name, beside=True)
+        seen = run_lines.stamps(path)
         with self._lock:
             known = self._lines.get(name)
         if known is None or known[0] != seen:
-            known = seen, _read_line(name, path)
-        line = msgspec.structs.replace(known[1], state=state_of(path))
+            known = seen, run_lines.read_line(name, path)
+        line = msgspec.structs.replace(known[1], state=run_lines.state_of(path))
         with self._lock:
             self._lines[name] = seen, line
         return line
@@ -178,64 +181,3 @@ def _below(path: Path, depth: int) -> Iterator[Path]:
             yield child
         elif depth > 1 and not name.startswith("."):
             yield from _below(child, depth - 1)
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    try:
-        found = path.stat()
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size
-
-
-def state_of(path: Path) -> str:
-    """See ``RunLine.state``."""
-    summary = facts.summary(path)
-    if summary is not None:
-        return _ENDED.get(str(summary.get("status")), "failed")
-    try:
-        told = msgspec.json.decode(read_small(path / address.CONTROL_FILE), type=address.ControlAddress)
-        pid, host = told.pid, told.host
-    except msgspec.MsgspecError:
-        number = read_small(path / LOCK).strip()
-        pid, host = int(number) if number.isdigit() and len(number) < 10 else 0, socket.gethostname()  # noqa: PLR2004
-    if host != socket.gethostname():
-        return "live" if time.time() - _updated(path) < FRESH_S else "killed"
-    return "live" if pid > 0 and address.is_alive(pid) else "killed"
-
-
-def _updated(path: Path) -> float:
-    return max(_stamp(path / name)[0] for name in ("metrics.jsonl", "events.jsonl", "config.toml")) / 1e9
-
-
-def _read_line(name: str, path: Path) -> RunLine:
-    step = _last(path / "metrics.jsonl")
-    evaluation = _last(path / "evaluations.jsonl")
-    return RunLine(
-        run=name,
-        state="",
-        step=None if step is None else step.step,
-        num_steps=facts.num_steps(path),
-        started=_started(path),
-        updated=_updated(path) or None,
-        reward_last=None if step is None else step.reward_mean,
-        eval_last=None if evaluation is None else evaluation.reward_mean,
-    )
-
-
-def _last(path: Path) -> _Step | None:
-    for line in reversed(last_lines(path)):
-        with suppress(msgspec.MsgspecError):
-            found = msgspec.json.decode(line, type=_Step)
-            if found.complete:
-                return found
-    return None
-
-
-def _started(path: Path) -> float | None:
-    """Of the first event, in unix seconds."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        line = read_at(path / "events.jsonl", 0, 1 << 16).partition(b"\n")[0]
-        first: dict[str, Any] = msgspec.json.decode(line, type=dict[str, Any])
-        return datetime.fromisoformat(first["time"]).timestamp()
-    return None

@@ -173,7 +173,7 @@ class ViewServer:
         except NotFoundError as error:
             return _error(404, str(error))
         status = partial(self._api.statuses.of, path)
-        live = await self._in_thread(Live, path, request.headers.get("Last-Event-ID"), status)
+        live = await self._in_thread(Live, path, _heard_last(request), status)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"})
         await response.prepare(request)
         await response.write(b"retry: 2000\n\n")
@@ -233,6 +233,11 @@ class _Full(asyncio.Protocol):
 async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.update(HEADERS)
     response.headers.pop("Server", None)
+
+
+def _heard_last(request: web.Request) -> str | None:
+    """The id of the last event that a browser has heard: by this stream, else by one before it."""
+    return request.headers.get("Last-Event-ID") or request.query.get("last")
 
 
 def _json(status: int, body: bytes) -> web.Response:

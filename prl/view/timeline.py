@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from prl.timeline import Span
 from prl.view.columns import Floats
 from prl.view.files import Line
 
@@ -24,20 +25,6 @@ Ints = npt.NDArray[np.int64]
 _NONE, _NUM_FACTS = -1, 5
 _MOMENT_S = 1e-9
 """What a span that took no time counts for."""
-
-
-class Span(msgspec.Struct):
-    """A line of the file."""
-
-    lane: str
-    state: str
-    start: float
-    end: float
-    why: str | None = None
-    step: int | None = None
-    version: int | None = None
-    n: int | None = None
-    """Spans that were merged into this one when the file was thinned, where there are more than itself."""
 
 
 class Shown(msgspec.Struct, kw_only=True):

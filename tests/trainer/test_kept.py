@@ -19,10 +19,13 @@ from prl.engines.simulated import Script, SimulatedEngine
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.fleet import Fleet
 from prl.simulation import CallFault
-from prl.trainer.base import Trainer
+from prl.timeline import Timeline
+from prl.trainer.base import Phase, Trainer, TrainReport
+from prl.trainer.kept import KeptTrainer
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
-from prl.types import WeightGroup
+from prl.types import Batch, WeightGroup
 from tests.test_pipeline import lines, simulated, take_steps
+from tests.virtual import in_virtual_time
 
 NUM_STEPS = 8
 SLOW = TrainerScript(open_s=600.0)
@@ -259,3 +262,41 @@ def test_a_trainer_that_dies_before_the_first_weights_is_mended(
     virtual_time.run(whole(tmp_path / "run", config_of(max_lag=1)))
     accounts = journal.read(tmp_path / "run" / "journal").ledger.accounts()
     assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+
+
+class TellingTrainer(SimulatedTrainer):
+    """Two ranks, the second of which waits for the first."""
+
+    async def train(self, batch: Batch) -> TrainReport:
+        """As always, and says what each rank did."""
+        told = [[Phase("training", 0.5)], [Phase("training", 0.125), Phase("waiting", 0.25, "sums")]]
+        return msgspec.structs.replace(await super().train(batch), phases=told)
+
+
+@in_virtual_time
+async def test_each_rank_has_a_lane_of_its_own() -> None:
+    """With what it did itself in a step, where the trainer tells that."""
+    timeline = Timeline(is_kept=True)
+
+    async def nothing(_: Trainer, __: int) -> None:
+        """No step was done."""
+
+    kept = KeptTrainer(
+        lambda _: TellingTrainer(step_s=0.5),
+        None,
+        newest_checkpoint=lambda: None,
+        replay=nothing,
+        max_restarts=0,
+        timeline=timeline,
+        num_ranks=2,
+    )
+    await kept.open()
+    await kept.train(Batch(step=0, samples=[], plan=[[], []], num_sequences=0))
+    await kept.close()
+    told = [(span.lane[-1], span.state, round(span.end - span.start, 3), span.why) for span in timeline.take()]
+    assert told == [
+        ("0", "training", 0.5, None),
+        ("1", "training", 0.125, None),
+        ("1", "waiting", 0.25, "sums"),
+        ("1", "waiting", 0.125, "the answers of all ranks"),
+    ]

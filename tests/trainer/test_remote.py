@@ -285,6 +285,11 @@ async def test_a_run_with_two_ranks_and_its_death(models: dict[str, Path], tmp_p
         assert len({os.getpgid(pid) for pid in pids} | {os.getpgid(0)}) > 1, "not in the test's own group"
         report = await trainer.train(make_batch(0, 2))
         assert (report.step, report.skipped, report.tokens_trained > 0) == (0, False, True)
+        assert len(report.phases) == 2
+        for phases in report.phases:
+            assert (phases[0].state, phases[-1].state) == ("training", "training")
+            assert min(phase.seconds for phase in phases) >= 0
+        assert sum(phase.seconds for phase in report.phases[0]) >= report.train_s - 1e-6
 
         group = WeightGroup(transport="gloo", address="127.0.0.1", port=free_port(), world_size=2, timeout_s=20.0)
         update = WeightUpdate(version=1, transport="gloo", manifest=ready.manifest)

@@ -59,13 +59,24 @@ class Visit:
     def __init__(self, browser: Browser, url: str) -> None:
         self.url, self.troubles = url, list[str]()
         self._context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-        self.page: Page = self._context.new_page()
-        self.page.set_default_timeout(WAIT_MS)
-        self.page.on("console", self._heard)
-        self.page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
-        self.page.on("dialog", self._dialog)
-        self.page.on("request", lambda request: self._asked(request.url))
         self.may_be_gone = False
+        self.page = self._tab()
+
+    def _tab(self) -> Page:
+        page = self._context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.troubles.append(f"error: {error}"))
+        page.on("dialog", self._dialog)
+        page.on("request", lambda request: self._asked(request.url))
+        return page
+
+    def another(self, run: str, rest: str) -> Page:
+        """One more tab of the same browser, there."""
+        page = self._tab()
+        page.goto(f"{self.url}#/{quote(run, safe='')}{rest}")
+        page.locator(".progress b").wait_for()
+        return page
 
     def _heard(self, message: Any) -> None:
         if message.type in {"error", "warning"} and not self.may_be_gone:

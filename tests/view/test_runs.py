@@ -12,7 +12,8 @@ import pytest
 from prl.control import address as control_file
 from prl.control.address import ControlAddress
 from prl.errors import ConfigError, NotFoundError
-from prl.view.runs import Runs, state_of
+from prl.view.run_lines import state_of
+from prl.view.runs import MAX_TOLD, Runs
 
 
 def run_in(path: Path) -> Path:
@@ -33,13 +34,37 @@ def test_the_runs_of_a_folder_are_found_at_any_near_depth(tmp_path: Path) -> Non
 
 
 def test_a_single_run_is_served_under_its_own_name_and_nothing_beside_it(tmp_path: Path) -> None:
-    """Its neighbours in the folder are nobody's business."""
-    run_in(tmp_path / "one")
-    run_in(tmp_path / "two")
+    """Its neighbours in the folder are nobody's business, but that their curves may be compared with its own."""
+    for name in ("one", "two", "deep/three", "no-run/x"):
+        run_in(tmp_path / name)
+    (tmp_path / "link").symlink_to(tmp_path / "deep")
     runs = Runs(tmp_path / "one")
     assert runs.names() == ["one"]
-    with pytest.raises(NotFoundError):
-        runs.path("two")
+    assert [line.run for line in runs.lines()] == ["one"]
+    for name in ("two", "deep/three", "link", "no-run", ".."):
+        with pytest.raises(NotFoundError):
+            runs.path(name)
+        if name != "two":
+            with pytest.raises(NotFoundError):
+                runs.path(name, beside=True)
+    assert runs.path("two", beside=True) == tmp_path / "two"
+
+
+def test_of_many_siblings_the_newest_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many of those with some text in their names, and how many there are; never those of another user."""
+    for number in range(MAX_TOLD + 20):
+        os.utime(run_in(tmp_path / f"run-{number:03}") / "config.toml", (number, number))
+    run_in(tmp_path / "other")
+    runs = Runs(tmp_path / "run-000")
+    total, told = runs.siblings("run-000", "RUN")
+    assert (total, [line.run for line in told]) == (MAX_TOLD + 19, [f"run-{n:03}" for n in range(119, 19, -1)])
+    assert [line.run for line in runs.siblings("run-000", "run-11")[1]][:2] == ["run-119", "run-118"]
+    of_folder = Runs(tmp_path).siblings("other", "run-00")
+    assert (of_folder[0], of_folder[1][0].run) == (10, "run-009")
+    users = iter(range(10_000))
+    with monkeypatch.context() as another:
+        another.setattr(Path, "lstat", lambda self: os.stat_result((0o40755, 1, 1, 1, next(users), 1, 1, 1, 1, 1)))
+        assert runs.siblings("run-000", "") == (0, [])
 
 
 @pytest.mark.parametrize(

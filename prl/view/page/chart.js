@@ -23,6 +23,8 @@ export const X_KINDS = {
   },
 };
 
+const HALF_LABEL = 26; // pixels of a clock time
+
 export class Chart {
   #plot = null;
   #shape = "";
@@ -185,11 +187,11 @@ export class Chart {
           space: kind.space ?? 64,
           grid: { show: false },
           incrs: kind.steps,
-          values: (_, all) => all.map((x) => kind.axis(x, all)),
+          values: (plot, all) => all.map((x) => (this.#isCut(plot, x) ? "" : kind.axis(x, all))),
         },
         {
           ...axis,
-          size: this.yWidth,
+          size: (_, marks) => (this.tight ? this.yWidth : Math.max(this.yWidth, ...(marks ?? []).map(wide))),
           gap: 6,
           space: 30,
           values: (_, all) => this.#marks(all),
@@ -212,6 +214,14 @@ export class Chart {
         setSelect: [(plot) => this.#selected(plot)],
       },
     };
+  }
+
+  /** Whether what is written below this x would not be all within the chart. */
+  #isCut(plot, x) {
+    const { min, max } = plot.scales.x,
+      width = plot.width - this.yWidth,
+      at = ((x - min) / (max - min)) * width;
+    return this.tight && (at < HALF_LABEL || at > width - HALF_LABEL);
   }
 
   /** What is written at the marks of the y axis: with more digits where fewer make two of them the same. */
@@ -306,6 +316,9 @@ export class Chart {
       this.#plot.setSize({ width: this.#width(), height: this.height });
   }
 }
+
+/** Pixels that a mark of the y axis takes, about. */
+const wide = (text) => 10 + 6.2 * String(text).length;
 
 function padded(from, to) {
   if (from === null || to === null) return [0, 1];

@@ -1,7 +1,7 @@
 // The row above curves: what x is, smoothing, log scale, the part that is shown, and which runs are beside this one.
 
-import { get, isStale } from "./api.js";
-import { h, loading, put, say, trouble } from "./dom.js";
+import { compare } from "./compare.js";
+import { h, put, say } from "./dom.js";
 import { whole } from "./format.js";
 import { segments } from "./segments.js";
 import { curveSettings, keepCurveSetting } from "./settings.js";
@@ -133,54 +133,16 @@ export class CurveControls {
     this.#changed(this.onLoad);
   }
 
-  async #compare() {
-    const list = h("ul", { tabindex: "0", "aria-label": "Runs" }, loading("Looking for runs"));
-    const dialog = h(
-      "dialog",
-      { class: "compare", "aria-labelledby": "compare-title", onclose: () => dialog.remove() },
-      h("h2", { id: "compare-title" }, "Compare with"),
-      h("p", { class: "muted" }, "Runs of the same folder, drawn into the same charts."),
-      list,
-      h("div", { class: "dialog-foot" }, h("button", { type: "button", onclick: () => dialog.close() }, "Done")),
-    );
-    document.body.append(dialog);
-    dialog.showModal();
-    try {
-      const { runs } = await get(["runs"]);
-      const others = runs.filter((each) => each.run !== this.run);
-      put(
-        list,
-        others.length
-          ? others.map((each) =>
-              h(
-                "li",
-                {},
-                h(
-                  "label",
-                  {},
-                  h("input", {
-                    type: "checkbox",
-                    checked: this.query.getAll("with").includes(each.run),
-                    onchange: (event) => {
-                      if (event.target.checked) {
-                        this.query.append("with", each.run);
-                        this.#changed(this.onLoad);
-                      } else this.#leave(each.run);
-                    },
-                  }),
-                  h("span", { class: "clip" }, each.run),
-                  h("span", { class: "muted" }, `step ${whole(each.step)}`),
-                ),
-              ),
-            )
-          : h(
-              "li",
-              { class: "muted" },
-              "There is no other run here. Start prl view with the folder that holds your runs to compare them.",
-            ),
-      );
-    } catch (error) {
-      if (!isStale(error)) put(list, h("li", {}, trouble(error)));
-    }
+  #join(run) {
+    this.query.append("with", run);
+    this.#changed(this.onLoad);
+  }
+
+  #compare() {
+    compare({
+      run: this.run,
+      chosen: () => this.query.getAll("with"),
+      onChoice: (run, isChosen) => (isChosen ? this.#join(run) : this.#leave(run)),
+    });
   }
 }

@@ -4,10 +4,11 @@
 import { get, isStale, Latest } from "./api.js";
 import { ChartCard } from "./chart_card.js";
 import { empty, h, loading, put, throttled, trouble } from "./dom.js";
-import { lineStyle } from "./palette.js";
+import { comparedStyle, lineStyle } from "./palette.js";
 import { smoothed } from "./smoothing.js";
 
 const REFRESH_MS = 1500;
+const MAX_WHOLE = 3; // of more runs only the first line of a chart is compared, where the others are marked as `own`
 
 export class Curves {
   #latest = new Latest();
@@ -25,7 +26,9 @@ export class Curves {
     this.refresh = throttled(() => this.load(), REFRESH_MS);
   }
 
-  /** What is drawn from now on: [{title, about, format, lines: [{key, label, own?}], extra?, wide?, noLog?, noSmooth?}]. */
+  /** What is drawn from now on: [{title, about, format, lines: [{key, label, own?}], extra?, wide?, noLog?, noSmooth?,
+   * absentIs?: what a step without a value had,
+   * compared?: only beside other runs}]. */
   async choose(specs) {
     this.destroy();
     this.#specs = specs;
@@ -97,30 +100,18 @@ export class Curves {
 
   /** Draw what is there, as it is to be drawn now. */
   draw() {
-    const { x, smooth, log, runs } = this.settings();
+    const { x, log, runs } = this.settings();
     this.#specs.forEach((spec, at) => {
       const lines = [];
+      this.#cards[at].element.hidden = Boolean(spec.compared) && runs.length === 1;
+      if (this.#cards[at].element.hidden) return;
       this.answers?.forEach((answer, which) => {
         spec.lines.forEach((line, n) => {
           const found = answer.series[line.key];
-          if (!found || (which > 0 && line.own)) return;
-          lines.push(
-            this.#line(
-              answer,
-              found,
-              {
-                ...line,
-                label:
-                  runs.length > 1
-                    ? spec.lines.length > 1
-                      ? `${line.label}, ${runs[which]}`
-                      : runs[which]
-                    : line.label,
-              },
-              lineStyle(runs.length > 1 && spec.lines.length === 1 ? which : which * spec.lines.length + n),
-              spec.noSmooth ? 0 : smooth,
-            ),
-          );
+          if (!found || (line.own && runs.length > MAX_WHOLE && n > 0)) return;
+          const label = runs.length === 1 ? line.label : [spec.lines.length > 1 && line.label, runs[which]].filter(Boolean).join(", "),
+            style = runs.length === 1 ? lineStyle(n) : comparedStyle(which, n, runs.length);
+          lines.push(this.#line(answer, found, { ...line, label }, style, spec));
         });
       });
       spec.extra?.(lines, this.answers ?? [], x);
@@ -128,7 +119,10 @@ export class Curves {
     });
   }
 
-  #line(answer, found, { label, points }, style, smooth) {
+  #line(answer, found, { label, points }, style, { noSmooth, absentIs }) {
+    const smooth = noSmooth ? 0 : this.settings().smooth;
+    if (absentIs !== undefined && found.mean.some((value) => value !== null))
+      found = { ...found, mean: found.mean.map((value) => value ?? absentIs) };
     const coarse = answer.total > answer.x.length;
     const line = { label, style, points, x: answer.x, y: smoothed(found.mean, smooth) };
     if (coarse) Object.assign(line, { min: found.min, max: found.max });

@@ -41,10 +41,13 @@ export function percent(value, digits = 1) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)}${THIN}%`;
 }
 
+const isWhole = (value) => Math.abs(value - Math.round(value)) < 1e-6;
+
 /** The same on an axis: with as many digits as tell its marks apart. */
 export function share(value, marks) {
   const step = Math.abs((marks[1] ?? 1) - (marks[0] ?? 0));
-  return percent(value, step < 0.0001 ? 3 : step < 0.001 ? 2 : step < 0.01 ? 1 : 0);
+  const digits = [0, 1, 2, 3].find((n) => isWhole(step * 10 ** (n + 2)));
+  return percent(value, digits ?? 3);
 }
 
 /** 12 ms, 3.2 s, 4:05 min, 2:10 h, 3.1 d */

@@ -18,7 +18,7 @@ export class Keys {
   async ask() {
     try {
       const keys = await get([this.run, "keys"], {}, { signal: this.#latest.next() });
-      const known = keys.metrics.join();
+      const known = [...keys.metrics, ...keys.evaluations].join();
       if (known === this.#known) return;
       this.#known = known;
       await this.onKeys(keys);

@@ -7,12 +7,14 @@
 //   base.css layout.css            text and controls; header, toolbars, cards
 //   charts.css samples.css run.css what their names say
 //   main.js router.js              from the address to the view that is open; addresses, read and made
-//   shell.js                       header, tabs, the state of the run, lost connections
+//   shell.js state_tag.js          header, tabs, lost connections; the state of a run as a sign and a word
 //   api.js live.js                 questions, each of which can be aborted; what a live run sends
 //   dom.js format.js               elements, from data that is never HTML; numbers as people read them
 //   settings.js shortcuts.js       theme and how curves are drawn, kept by the browser; single keys and their list
 //   chart.js chart_card.js         one chart of lines, on uPlot; its frame and legend
 //   curves.js curve_controls.js    many charts of one or many runs; the row above them
+//   compare.js held_out.js         the choice of runs to draw beside this one; lines of evaluations
+//   figures.js                     a row of figures above charts
 //   keys.js                        which keys a run has written so far
 //   palette.js smoothing.js        colours and dashes; the moving average
 //   spread.js                      a distribution over steps: a plane, and the bars of one step

@@ -22,5 +22,11 @@ export function faint(name, alpha) {
   return `rgb(${parts[0]} ${parts[1]} ${parts[2]} / ${alpha})`;
 }
 
+/** Of the nth line of one of several runs: the run's colour in every chart, and dashes that tell its lines apart. */
+export const comparedStyle = (run, n, num) => ({
+  colour: `series-${run % 6}`,
+  dash: DASHES[(Math.floor(run / 6) + run + n * num) % 6],
+});
+
 /** Of the nth line: the name of its colour, and its dash. */
 export const lineStyle = (n) => ({ colour: `series-${n % 6}`, dash: DASHES[Math.floor(n / 6 + n) % 6] });

@@ -6,27 +6,10 @@ import { clock, whole } from "./format.js";
 import { Live } from "./live.js";
 import { link, VIEWS } from "./router.js";
 import { chosenTheme, nextTheme } from "./settings.js";
+import { stateTag } from "./state_tag.js";
 
-const STATES = {
-  live: ["info beats", "●", "live"],
-  completed: ["good", "✓", "completed"],
-  stopped: ["", "❚❚", "stopped"],
-  failed: ["bad", "✕", "failed"],
-  killed: ["bad", "✕", "killed"],
-};
 const CARRIED = ["x", "smooth", "log", "from", "to", "with"];
 const THEME_SIGNS = { system: "◐", light: "☀", dark: "☾" };
-
-/** The state of a run: a sign and a word. */
-export function stateTag(state) {
-  const [look, sign, text] = STATES[state] ?? ["", "·", state ?? "unknown"];
-  return h(
-    "span",
-    { class: `tag ${look}` },
-    h("span", { class: "sign", "aria-hidden": "true" }, sign),
-    h("span", { class: "word" }, text),
-  );
-}
 
 export class Shell {
   #latest = new Latest();

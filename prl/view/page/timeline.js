@@ -14,6 +14,7 @@ export class Timeline {
   #picked = null;
   #kept = false;
   #frame = 0;
+  #isMoved = false;
   #size = new ResizeObserver(() => this.draw());
   #theme = () => this.draw();
   data = { lanes: [], spans: [], begin: 0, end: 1 };
@@ -81,6 +82,8 @@ export class Timeline {
       this.#frame = 0;
       const width = this.plane.clientWidth;
       if (!width || !this.data.lanes.length) return;
+      if (this.#isMoved) this.legend.shares(this.data, this.window, this.#picked);
+      this.#isMoved = false;
       drawLanes(this.canvas, {
         width,
         lanes: this.data.lanes,
@@ -118,7 +121,7 @@ export class Timeline {
       long = Math.min(least, (end - begin) * 1.04 || 1);
     const low = Math.max(begin - long * 0.02, Math.min(from, end + long * 0.02 - long));
     this.window = [low, low + long];
-    this.legend.shares(this.data, this.window, this.#picked);
+    this.#isMoved = true;
     this.draw();
     if (told) this.onWindow(this.window);
   }

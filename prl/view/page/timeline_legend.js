@@ -7,6 +7,9 @@ import { sized } from "./timeline_draw.js";
 
 const SWATCH = [22, 12];
 
+/** A share as a whole percentage; what is there is never told as nothing. */
+const part = (share, about) => (share < 0.005 ? `< ${percent(0.01, 0)}` : `${about}${percent(share, 0)}`);
+
 export class TimelineLegend {
   names = h("ul", { "aria-label": "Lanes, with the share of the time that each was busy" });
   states = h("ul", { class: "states", "aria-label": "States, with their share of all lanes' time" });
@@ -37,9 +40,10 @@ export class TimelineLegend {
           {},
           h("canvas", { "data-state": state, "aria-hidden": "true" }),
           state,
-          h("b", {}, `${about}${percent(all.get(state) / total, 0)}`),
+          h("b", {}, part(all.get(state) / total, about)),
         ),
       ),
+      h("li", { class: "of" }, "of the time of all lanes"),
     );
     put(
       this.names,

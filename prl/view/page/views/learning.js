@@ -1,17 +1,18 @@
 // Is it learning: rewards, held-out results, lengths, entropy, and what the optimiser does.
 
-import { get, isStale } from "../api.js";
+import { isStale } from "../api.js";
 import { CurveControls } from "../curve_controls.js";
 import { Curves } from "../curves.js";
 import { h, loading, put, trouble } from "../dom.js";
 import { compact, duration, number, percent, share, whole, words } from "../format.js";
+import { Figures, firstOf, lastOf, meanOf } from "../figures.js";
+import { evaluated, evaluationsOf, heldOut, ksOf, passAt } from "../held_out.js";
 import { Keys } from "../keys.js";
-import { lineStyle } from "../palette.js";
 
 const NUMBERS = { format: (value) => number(value, 3) };
 
 /** The charts that a run with these keys has, and what is left of the keys. */
-function chosen({ metrics, rewards }) {
+function chosen({ metrics, rewards }, ks) {
   const has = (key) => metrics.includes(key);
   const parts = rewards.map((name) => ({ key: `reward_${name}_mean`, label: name, own: true }));
   const specs = [
@@ -33,6 +34,7 @@ function chosen({ metrics, rewards }) {
       extra: heldOut,
       absent: "No evaluation yet: eval.every says how often.",
     },
+    ...ks.map(passAt),
     parts.length > 0 && { title: "Reward by part", about: "before weights", ...NUMBERS, lines: parts },
     {
       title: "Length",
@@ -73,50 +75,6 @@ function chosen({ metrics, rewards }) {
   return [specs, metrics.filter((key) => !shown.has(key))];
 }
 
-const evaluations = new Map();
-
-function heldOut(lines, answers, x) {
-  answers.forEach((answer, which) => {
-    const all = evaluations.get(answer.of) ?? [],
-      prefix = answers.length > 1 ? `, ${answer.of}` : "";
-    const at = all.map((each) => placed(each.step, answer, x)),
-      ks = Object.keys(all.at(-1)?.pass_at ?? {});
-    const add = (label, y, edges = {}) =>
-      lines.push({
-        label: label + prefix,
-        x: at,
-        y,
-        ...edges,
-        points: true,
-        style: lineStyle(answers.length > 1 ? which : lines.length),
-      });
-    if (!all.length) return;
-    add(
-      "reward",
-      all.map((each) => each.reward_mean),
-      all.every((each) => each.interval)
-        ? { min: all.map((each) => each.interval[0]), max: all.map((each) => each.interval[1]) }
-        : {},
-    );
-    if (answers.length > 1) return; // runs are compared by their reward: with every k of each nothing could be told apart
-    for (const k of ks.slice(0, 4))
-      add(
-        `pass@${k}`,
-        all.map((each) => value(each.pass_at?.[k])),
-      );
-  });
-}
-
-const value = (given) =>
-  typeof given === "object" && given !== null ? (given.mean ?? given.value ?? null) : (given ?? null);
-
-/** Where a step stands on an axis of time or samples. */
-function placed(step, answer, x) {
-  if (x === "step") return step;
-  const at = answer.step.findIndex((each) => each >= step);
-  return at < 0 ? (answer.x.at(-1) ?? 0) : answer.x[at];
-}
-
 export function open(place) {
   const keys = new Keys(place.run, {
     onKeys: (told) => shown(told),
@@ -143,7 +101,7 @@ export function open(place) {
   const curves = new Curves({ ...options, onAnswer: (answers) => figures(answers[0]) }),
     others = new Curves(options);
   curves.needs = ["tokens_trained", "tokens_generated", "samples", "time_s"];
-  const tiles = h("dl", { class: "figures" }),
+  const tiles = new Figures(),
     count = h("span", { class: "muted" });
   const more = h(
     "details",
@@ -152,19 +110,17 @@ export function open(place) {
     others.notice,
     others.element,
   );
-  const element = h("div", {}, tiles, controls.element, curves.notice, curves.element, more);
-  let left = [];
+  const element = h("div", {}, tiles.element, controls.element, curves.notice, curves.element, more);
+  let left = [],
+    keysTold = null,
+    ks = [];
   more.hidden = true;
   put(curves.notice, loading("Loading curves"));
 
-  async function evaluated() {
-    const { runs } = controls.settings();
-    await Promise.all(runs.map(async (run) => evaluations.set(run, await get([run, "evaluations"]))));
-  }
-
   async function load() {
     try {
-      await evaluated();
+      await evaluated(controls.settings().runs);
+      if (keysTold && ksOf(controls.settings().runs).join() !== ks.join()) return await shown(keysTold);
       await Promise.all([curves.load(), more.open && others.load()]);
     } catch (error) {
       if (!isStale(error)) put(curves.notice, trouble(error, load));
@@ -172,8 +128,10 @@ export function open(place) {
   }
 
   async function shown(told) {
-    await evaluated();
-    const [specs, rest] = chosen(told);
+    keysTold = told;
+    await evaluated(controls.settings().runs);
+    ks = ksOf(controls.settings().runs);
+    const [specs, rest] = chosen(told, ks);
     left = rest;
     more.hidden = left.length === 0;
     put(count, `(${left.length})`);
@@ -191,35 +149,33 @@ export function open(place) {
     const info = place.info() ?? {},
       summary = info.summary,
       zoomed = controls.settings().from !== null;
-    const of = (key) => answer.series[key]?.mean.filter((each) => each !== null) ?? [];
-    const sum = (key) => (of(key).length ? (of(key).reduce((a, b) => a + b, 0) / of(key).length) * answer.total : null);
-    const reward = of("reward_mean"),
+    const of = (key) => answer.series[key],
+      sum = (key) => (meanOf(of(key)) === null ? null : meanOf(of(key)) * answer.total);
+    const reward = lastOf(of("reward_mean")),
+      first = firstOf(of("reward_mean")),
       trained = sum("tokens_trained"),
       generated = sum("tokens_generated");
-    const held = evaluations.get(place.run) ?? [],
+    const held = evaluationsOf(place.run),
       last = held.at(-1),
       firstHeld = held[0];
     const part = zoomed ? "in the part shown" : null;
-    const tile = (name, shown, note, about = note) =>
-      h("div", { title: about }, h("dt", {}, name), h("dd", {}, shown, h("small", {}, note ?? "")));
-    put(
-      tiles,
-      tile("Reward", number(reward.at(-1), 3), reward.length > 1 ? `from ${number(reward[0], 3)}` : null),
-      tile(
+    tiles.set(
+      ["Reward", number(reward, 3), answer.total > 1 && first !== null ? `from ${number(first, 3)}` : null],
+      [
         "Held out",
         last ? percent(last.reward_mean) : "–",
         last && firstHeld !== last ? `from ${percent(firstHeld.reward_mean)}` : null,
         last?.interval ? `95 % interval ${percent(last.interval[0])} to ${percent(last.interval[1])}` : null,
-      ),
-      tile("Steps", whole(answer.total), part ?? (info.num_steps ? `of ${whole(info.num_steps)}` : null)),
-      tile("Samples", compact(sum("samples")), part),
-      tile("Tokens trained", compact(trained), generated ? `of ${compact(generated)} generated` : null),
-      tile("Goodput", generated ? percent(trained / generated) : "–", "trained of generated"),
-      tile(
+      ],
+      ["Steps", whole(answer.total), part ?? (info.num_steps ? `of ${whole(info.num_steps)}` : null)],
+      ["Samples", compact(sum("samples")), part],
+      ["Tokens trained", compact(trained), generated ? `of ${compact(generated)} generated` : null],
+      ["Goodput", generated ? percent(trained / generated) : "–", "trained of generated"],
+      [
         "Time",
         duration(summary && !zoomed ? summary.wall_s : sum("time_s")),
-        of("time_s").length ? `${duration(sum("time_s") / answer.total)} a step` : null,
-      ),
+        sum("time_s") === null ? null : `${duration(meanOf(of("time_s")))} a step`,
+      ],
     );
   }
 
@@ -228,7 +184,7 @@ export function open(place) {
     element,
     live: (kind) => {
       if (kind === "evaluation")
-        evaluated().then(
+        evaluated(controls.settings().runs).then(
           () => curves.draw(),
           () => {},
         );

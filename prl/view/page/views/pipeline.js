@@ -4,7 +4,8 @@ import { get, isStale, Latest } from "../api.js";
 import { CurveControls } from "../curve_controls.js";
 import { Curves } from "../curves.js";
 import { empty, h, loading, put, say, settled, throttled, trouble } from "../dom.js";
-import { duration, number, percent, share, words } from "../format.js";
+import { Figures, meanOf } from "../figures.js";
+import { compact, duration, number, percent, share, words } from "../format.js";
 import { Gauges } from "../gauges.js";
 import { Keys } from "../keys.js";
 import { Timeline } from "../timeline.js";
@@ -17,7 +18,7 @@ const SHORT = { format: (value) => number(value, 3) };
 const specsOf = (metrics) => [
   {
     title: "Goodput",
-    about: "tokens trained of tokens generated",
+    about: "tokens trained in a step of those generated in it, or before",
     format: percent,
     axis: share,
     lines: [{ key: "goodput", label: "goodput" }],
@@ -58,6 +59,7 @@ const specsOf = (metrics) => [
     about: "samples of a step, by reason",
     ...SHORT,
     noSmooth: true,
+    absentIs: 0,
     absent: "No sample was dropped.",
     lines: metrics.filter((key) => key.startsWith("dropped_")).map((key) => ({ key, label: words(key.slice(8)) })),
   },
@@ -68,6 +70,32 @@ const specsOf = (metrics) => [
     lines: [{ key: "loop_lag_ms", label: "lag" }],
   },
 ];
+
+const WAITS_FROM = 0.1; // of the time: less is the turn of a step
+
+/** Who waits for whom, in the mean of the steps shown. */
+function figures(answer, tiles) {
+  const mean = (key) => meanOf(answer.series[key]),
+    step = mean("time_s"),
+    rate = (value) => (value === null ? "–" : compact(value)),
+    generated = mean("tokens_generated"),
+    idle = mean("engine_busy") === null ? 0 : 1 - mean("engine_busy"),
+    waits = step ? (mean("wait_batch_s") ?? 0) / step : 0;
+  const who =
+    Math.max(waits, idle) < WAITS_FROM
+      ? ["nobody", `less than ${percent(WAITS_FROM, 0)} of the time`]
+      : waits >= idle
+        ? ["the trainer", `${percent(waits, 0)} of its time, for samples`]
+        : ["the engines", `${percent(idle, 0)} of their time, for slots`];
+  tiles.set(
+    ["Who waits", ...who],
+    ["Engines busy", percent(mean("engine_busy"), 0), `${duration(mean("pause_s"))} paused a step`],
+    ["Trainer busy", percent(mean("trainer_busy"), 0), `${duration(mean("wait_batch_s"))} waiting a step`],
+    ["Step", duration(step), `${duration(mean("publish_s"))} sending weights`],
+    ["Tokens a second", rate(mean("gen_tok_s")), `${rate(mean("train_tok_s"))} trained`],
+    ["Goodput", generated ? percent(mean("tokens_trained") / generated) : "–", "trained of generated"],
+  );
+}
 
 export function open(place) {
   const latest = new Latest(),
@@ -139,29 +167,36 @@ export function open(place) {
     settings: () => controls.settings(),
     onZoom: (from, to) => controls.zoom(from, to),
     onReset: () => controls.reset(),
+    onAnswer: (answers) => figures(answers[0], tiles),
   });
+  curves.needs = ["tokens_trained", "tokens_generated"];
+  const tiles = new Figures();
   const element = h(
     "div",
     {},
+    tiles.element,
     bar,
     notice,
     card,
     h("section", { class: "section" }, h("h2", {}, "By step"), controls.element, curves.notice, curves.element),
   );
-  const load = settled(() => fetchPart(), 90);
-
-  function keep(shown) {
-    window = shown;
-    query.set("at", shown[0].toFixed(4));
-    query.set("for", (shown[1] - shown[0]).toFixed(4));
+  // a browser takes some addresses a second and no more: it is written once the hand rests
+  const load = settled(() => {
+    query.set("at", window[0].toFixed(4));
+    query.set("for", (window[1] - window[0]).toFixed(4));
     place.change(query);
-  }
+    fetchPart();
+  }, 90);
+  let frame = 0;
 
   function moved(shown) {
     follow = false;
     showFollow();
-    keep(shown);
-    gauges.show(have?.gauges, shown);
+    window = shown;
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      gauges.show(have?.gauges, window);
+    });
     card.classList.add("stale");
     load();
   }
@@ -181,15 +216,13 @@ export function open(place) {
         ask = (of) =>
           get(
             [place.run, "timeline"],
-            { from: of?.[0], to: of?.[1], points, gauges: 1 },
+            { from: of?.[0], to: of?.[1], recent: follow && live ? FOLLOWED_S : null, points, gauges: 1 },
             { signal, onIndexing: (share) => put(notice, loading("Reading the run", share)) },
           );
-      let told = await ask(asked);
+      const told = await ask(asked);
       if (told.begin === null || told.begin === undefined || !told.lanes.length) return nothing();
       if (follow && live) {
-        const recent = [told.end - FOLLOWED_S, told.end];
-        told = await ask(recent);
-        window = recent;
+        window = [told.from, told.to];
       } else if (!asked) {
         window = [told.begin - (told.end - told.begin) * 0.01, told.end + (told.end - told.begin) * 0.01];
       }
@@ -305,6 +338,7 @@ export function open(place) {
       ["]", "The weight update after", () => beside(1)],
     ],
     close: () => {
+      cancelAnimationFrame(frame);
       latest.stop();
       keys.close();
       load.stop();

@@ -4,6 +4,7 @@ import { get, isStale, Latest } from "../api.js";
 import { CurveControls } from "../curve_controls.js";
 import { Curves } from "../curves.js";
 import { empty, h, loading, put, throttled, trouble } from "../dom.js";
+import { Figures, lastOf, meanOf } from "../figures.js";
 import { number, percent, share } from "../format.js";
 import { Spread } from "../spread.js";
 
@@ -67,6 +68,15 @@ function ratioBin(row, _, edges) {
 
 const lagBin = (first, last) => (first === last ? `${first} step${first === 1 ? "" : "s"}` : `${first}–${last} steps`);
 
+const NEAR = 0.0101; // in log-ratio: the edge at 0.01 and what rounding makes of it
+
+/** Of the last row of counts, the share in bins that `isIn(bin)`; null where there is nothing. */
+function shareOf({ counts }, isIn) {
+  const last = counts.findLast((row) => row.some(Boolean)) ?? [],
+    total = last.reduce((a, b) => a + b, 0);
+  return total ? last.reduce((sum, count, bin) => (isIn(bin) ? sum + count : sum), 0) / total : null;
+}
+
 export function open(place) {
   const latest = new Latest();
   const controls = new CurveControls({
@@ -81,7 +91,10 @@ export function open(place) {
     settings: () => controls.settings(),
     onZoom: (from, to) => controls.zoom(from, to),
     onReset: () => controls.reset(),
+    onAnswer: () => figures(),
   });
+  const tiles = new Figures();
+  let counts = null;
   const lag = new Spread({
     title: "Lag of tokens",
     about: "how many optimiser steps old the trained tokens were",
@@ -99,11 +112,33 @@ export function open(place) {
   const element = h(
     "div",
     {},
+    tiles.element,
     controls.element,
     notice,
     h("div", { class: "stack" }, lag.element, ratio.element),
     h("div", { class: "section" }, curves.notice, curves.element),
   );
+
+  /** Whether the newest step was on policy, in a few numbers. */
+  function figures() {
+    const answer = curves.answers?.[0];
+    if (!answer || !counts) return;
+    const of = (key) => answer.series[key],
+      last = (key, digits = 3) => number(lastOf(of(key)), digits),
+      mean = (key) => (meanOf(of(key)) === null ? null : `${number(meanOf(of(key)), 3)} in the mean`);
+    const [lags, ratios] = counts,
+      { edges } = ratios,
+      isNear = (bin) => (edges[bin - 1] ?? -Infinity) >= -NEAR && (edges[bin] ?? Infinity) <= NEAR;
+    const parts = ["numerics", "staleness"].filter((part) => lastOf(of(`gap_${part}`)) !== null);
+    tiles.set(
+      ["Effective sample size", last("ess"), mean("ess")],
+      ["Lag", `${last("lag_mean", 2)} steps`, `${last("lag_max")} at most`],
+      ["Tokens of no lag", percent(shareOf(lags, (bin) => bin === 0)), "by the weights that they train"],
+      [`Ratio within 1${"\u2009"}%`, percent(shareOf(ratios, isNear)), "of the tokens"],
+      ["Log-probability gap", last("gap_mean", 2), parts.map((part) => `${last(`gap_${part}`, 2)} ${part}`).join(", ")],
+      ["Clipped", percent(lastOf(of("clip_frac"))), "of the tokens"],
+    );
+  }
 
   async function spreads() {
     const { from, to } = controls.settings(),
@@ -116,6 +151,8 @@ export function open(place) {
         ),
       );
       put(notice);
+      counts = [lags, ratios];
+      figures();
       lag.show(lags, empty("No distribution of lags", "This run did not record it. Its mean and its most are below."));
       ratio.show(
         ratios,

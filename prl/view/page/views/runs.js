@@ -4,7 +4,7 @@ import { get, isStale, Latest } from "../api.js";
 import { empty, h, loading, put, trouble } from "../dom.js";
 import { ago, day, number, percent, whole } from "../format.js";
 import { go, link } from "../router.js";
-import { stateTag } from "../shell.js";
+import { stateTag } from "../state_tag.js";
 
 const REFRESH_MS = 5000;
 const FILTER_FROM = 6;
