@@ -7,13 +7,18 @@ Everything is real: the scorer, and two worker processes. Three mixtures, half o
 - ``ordinary``: integers, decimals and fractions in a box behind a few sentences, eight completions a problem, about
   half of which give the right answer in one of four spellings;
 - ``kinds``: once, every row of ``tests/cases/math_kinds.jsonl``: formulas, units, lists, intervals, words ...;
-- ``bombs``: answers that hang math-verify, beside ordinary ones that are asked one after the other meanwhile:
-  ``beside_ms`` is what those took (a median), ``behind_s`` what the first ordinary one behind the bombs waited, and
-  ``loop_lag_ms`` the longest that the event loop did not turn.
+- ``bombs``: a group of answers that hang math-verify, and others meanwhile. ``beside_ms`` (a median) is what formulas
+  took that were asked one after the other and need no math-verify, ``next_group_s`` what the last of a group of eight
+  waited that do need it and were asked for behind the bombs: the limit of one bomb (``cpu_s``) and the start of a
+  worker, never that of all. ``behind_s`` is what the first one waited when all was over, ``loop_lag_ms`` the longest
+  that the event loop did not turn (target: 200).
 
 ``loop_us`` and ``workers_us`` are the processor time of a verdict in this process and in the workers together, as the
 kernel counts it; ``two_cores_per_s`` is what two cores with nothing else to do would give by that. Where it is far
 above ``verdicts_per_s`` somebody else had the processor.
+
+Of the ordinary answers nine in ten are short plain numbers, which the reward compares without asking a worker;
+``kinds`` says what it costs where they are not.
 
 Headline: ``ordinary`` verdicts a second. Target: 2,000.
 """
@@ -37,7 +42,7 @@ from prl.config import RewardConfig
 from prl.rewards.scorer import Scorer
 from prl.types import Completion, Prompt, Score
 
-TARGET_PER_S = 2_000
+TARGET_PER_S, TARGET_LAG_MS = 2_000, 200
 NUM_WORKERS, NUM_CORES = 2, 2
 IN_FLIGHT = 64
 KINDS = Path(__file__).parents[1] / "tests" / "cases" / "math_kinds.jsonl"
@@ -50,11 +55,11 @@ BOMBS = (
 Subject = tuple[Completion, Prompt]
 
 
-def subject(gold: str, answer: str) -> Subject:
-    """A completion that boxes ``answer`` behind some reasoning, and its prompt."""
+def subject(gold: str, answer: str, group: int = 0) -> Subject:
+    """A completion that boxes ``answer`` behind some reasoning, and its prompt, whose group it is of."""
     text = f"Let us see. We add what is given and divide by the rest, which gives it. So it is \\boxed{{{answer}}}."
     completion = Completion(token_ids=[1], logprobs=[-1.0], versions=[0], text=text, finish="stop")
-    return completion, Prompt(id=0, token_ids=[1], text="q", messages=[], fields={"answer": gold})
+    return completion, Prompt(id=group, token_ids=[1], text="q", messages=[], fields={"answer": gold})
 
 
 def ordinary(num: int, seed: int) -> list[Subject]:
@@ -122,32 +127,37 @@ async def beside_bombs(scorer: Scorer) -> dict[str, Any]:
             await asyncio.sleep(0.005)
             lag = max(lag, time.perf_counter() - before - 0.005)
 
-    async def bomb(answer: str) -> None:
-        verdict = await scorer.score(*subject("2", answer))
+    async def judged(answer: str, gold: str, group: int, reward: float) -> float:
+        asked = time.perf_counter()
+        verdict = await scorer.score(*subject(gold, answer, group))
         assert isinstance(verdict, Score), verdict
-        assert verdict.reward == 0.0
+        assert verdict.reward == reward
+        return time.perf_counter() - asked
 
     async with asyncio.TaskGroup() as watching:
         watching.create_task(watch())
         start = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(bomb(answer)) for answer in BOMBS]
+            tasks = [group.create_task(judged(answer, "2", 1, 0.0)) for answer in BOMBS]
+            await asyncio.sleep(0.05)
+            following = [
+                group.create_task(judged(rf"\int_0^{{{2 * n}}} x dx", str(2 * n * n), 2, 1.0)) for n in range(1, 9)
+            ]
             while not all(task.done() for task in tasks):
-                asked = time.perf_counter()
-                await scorer.score(*subject(f"{len(took)} + x", f"x + {len(took)}"))  # for a worker, and never known
-                took.append(time.perf_counter() - asked)
+                took.append(await judged(f"x + {len(took)}", f"{len(took)} + x", 3, 1.0))  # for a worker, never known
                 await asyncio.sleep(0.05)
-        bombs_s, behind = time.perf_counter() - start, time.perf_counter()
-        await scorer.score(*subject("x/3", r"\frac{2x}{6}"))
-        behind_s = time.perf_counter() - behind
+        bombs_s = time.perf_counter() - start
+        behind_s = await judged(r"\frac{2x}{6}", "x/3", 4, 1.0)
         done.set()
     return {
         "bombs": len(BOMBS),
         "bombs_s": bombs_s,
         "beside_ms": statistics.median(took) * 1e3,
         "beside_max_s": max(took),
+        "next_group_s": max(task.result() for task in following),
         "behind_s": behind_s,
         "loop_lag_ms": lag * 1e3,
+        "lag_target_met": lag * 1e3 < TARGET_LAG_MS,
     }
 
 

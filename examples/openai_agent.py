@@ -8,22 +8,9 @@ episode's name; what it makes the model say is trained, token by token, by the r
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from pathlib import Path
-
 import openai
 
 import prl
-
-CONFIG = Path(__file__).parent.parent / "configs" / "math.toml"
-OVERRIDES = [
-    "run.name=openai-agent",
-    'environment.name="solved_by_agent"',
-    "gateway.enabled=true",
-    "rewards=[]",
-    "engine.max_model_len=192",
-]
 
 
 async def solve(client: openai.AsyncOpenAI, question: str) -> str:
@@ -57,14 +44,13 @@ class SolvedByAgent:
         return float(f"\\boxed{{{prompt.fields['answer']}}}" in answer)
 
 
-async def main(overrides: list[str]) -> None:
-    """Train ``run.num_steps`` steps and print how it goes."""
-    config = prl.load_config(CONFIG, [*OVERRIDES, *overrides])
-    async with prl.Pipeline(config) as pipeline:
-        for _ in range(config.run.num_steps):
-            report = await pipeline.step()
-            print(f"step {report.step}: reward {report.reward_mean:.3f}, {report.length_mean:.1f} tokens")
-
-
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    from training import train
+
+    train(
+        "run.name=openai-agent",
+        'environment.name="solved_by_agent"',
+        "gateway.enabled=true",
+        "rewards=[]",
+        "engine.max_model_len=192",
+    )

@@ -8,14 +8,7 @@ wrong is met by the same question, and being right at the second try is worth ha
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from pathlib import Path
-
 import prl
-
-CONFIG = Path(__file__).parent.parent / "configs" / "math.toml"
-OVERRIDES = ["run.name=own-environment", 'environment.name="two_tries"', "rewards=[]", "engine.max_model_len=192"]
 
 
 @prl.environment("two_tries")
@@ -31,14 +24,7 @@ async def two_tries(session: prl.Session, prompt: prl.Prompt, *, worth_of_second
         messages += [reply.message, prompt.messages[-1]]
 
 
-async def main(overrides: list[str]) -> None:
-    """Train ``run.num_steps`` steps and print how it goes."""
-    config = prl.load_config(CONFIG, [*OVERRIDES, *overrides])
-    async with prl.Pipeline(config) as pipeline:
-        for _ in range(config.run.num_steps):
-            report = await pipeline.step()
-            print(f"step {report.step}: reward {report.reward_mean:.3f}, {report.length_mean:.1f} tokens")
-
-
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    from training import train
+
+    train("run.name=own-environment", 'environment.name="two_tries"', "rewards=[]", "engine.max_model_len=192")

@@ -7,13 +7,7 @@ A reward is a function of a completion and its prompt, here one line: right, and
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from pathlib import Path
-
 import prl
-
-CONFIG = Path(__file__).parent.parent / "configs" / "math.toml"
 
 
 @prl.reward("right_and_short", required_fields=["answer"])
@@ -23,14 +17,7 @@ def right_and_short(completion: prl.Completion, prompt: prl.Prompt, *, free_toke
     return is_right * max(0.0, 1.0 - 0.1 * max(0, len(completion.token_ids) - free_tokens))
 
 
-async def main(overrides: list[str]) -> None:
-    """Train ``run.num_steps`` steps and print how it goes."""
-    config = prl.load_config(CONFIG, ['rewards=[{name = "right_and_short"}]', "run.name=own-reward", *overrides])
-    async with prl.Pipeline(config) as pipeline:
-        for _ in range(config.run.num_steps):
-            report = await pipeline.step()
-            print(f"step {report.step}: reward {report.reward_mean:.3f}, {report.length_mean:.1f} tokens")
-
-
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    from training import train
+
+    train('rewards=[{name = "right_and_short"}]', "run.name=own-reward")

@@ -107,8 +107,14 @@ class Assembly:
 
     def _read_inputs(self) -> None:
         self._tokenizer = Tokenizer.load(self._model)
-        fields, check = self._scorer.required_fields, self._scorer.check_row
-        self.source = open_source(self._config, self._tokenizer, fields, check)
+        scorer = self._scorer
+        self.source = open_source(
+            self._config,
+            self._tokenizer,
+            scorer.required_fields,
+            scorer.check_row,
+            reads_all_fields=scorer.reads_all_fields,
+        )
         self.held_out = self.source.held_out(self._config.eval.num_samples)
 
     # ---- what is started ---------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ def check_data(config: Config) -> Iterator[str]:
     else:
         yield from _source("data", data)
     yield from _verifiers(config)
+    yield from _extra_fields(config)
     yield from _filter(config)
     yield from _curriculum(config)
     yield from _held_out(config)
@@ -76,6 +77,13 @@ def _verifiers(config: Config) -> Iterator[str]:
             f"data.source = {VERIFIERS!r} gives the prompts of the environment that is played, and environment.name ="
             f" {config.environment.name!r}: set it to {VERIFIERS!r}, or name another source"
         )
+
+
+def _extra_fields(config: Config) -> Iterator[str]:
+    sources: Sequence[SourceTable] = config.data.sources or [config.data]
+    is_read = config.eval.path is not None or any(each.source in READ_FROM_PATH for each in sources)
+    if config.data.extra_fields == "refuse" and not is_read:
+        yield "data.extra_fields = 'refuse' is of rows that somebody wrote, and no source reads any: remove it"
 
 
 def _filter(config: Config) -> Iterator[str]:

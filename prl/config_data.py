@@ -93,5 +93,9 @@ class DataConfig(SourceTable, frozen=True, kw_only=True):
     """System message put before a row that has only a ``prompt``; absent: the chat template's own, if it has one."""
     skip_bad_rows: bool = False
     """Skip and count malformed rows instead of refusing the file."""
+    extra_fields: Literal["tell", "refuse"] = "tell"
+    """What is done about fields of a file's rows that nothing asks for by name: no reward (``required_fields``), and no
+    key here. ``tell`` says so in a line, with the name that may be meant; ``refuse`` takes such a row for a malformed
+    one. Name in ``columns`` what your own code reads besides."""
     filter: FilterConfig = FilterConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

@@ -32,7 +32,9 @@ class EnvironmentConfig(Table, frozen=True, kw_only=True):
 class GatewayConfig(Table, frozen=True, kw_only=True):
     """``[gateway]``: an OpenAI-compatible address on the running pipeline, for the agents of an environment.
 
-    Each episode has an API key of its own, which is all that it takes to speak as that episode.
+    Each episode has an API key of its own, which is all that it takes to speak as that episode. Tools, streams, stop
+    sequences and the log-probabilities of what was sampled are served; of sampling parameters the run's own hold,
+    and one that an agent would rely on otherwise (``n``, ``response_format``, ``logit_bias``) is refused by its name.
     """
 
     enabled: bool = False

@@ -58,7 +58,10 @@ class TrainTimeConfig(Table, frozen=True, kw_only=True):
     token_s: PositiveFloat | None = None
     """Seconds in which one rank trains one token: the paper's tau flashes."""
     fixed_s: NonNegativeFloat = 0.0
-    """What every step takes beside that, the controller's part between two steps included."""
+    """What every step takes beside that."""
+    between_s: NonNegativeFloat | None = None
+    """What passes between two steps with the ranks at rest, the engines going on: packing, what an update takes beside
+    the engines' pause. Absent: the run folder, else 0."""
 
 
 class FaultsConfig(Table, frozen=True, kw_only=True):
@@ -84,9 +87,12 @@ class SimulateConfig(Table, frozen=True, kw_only=True):
     num_accelerators: Positive | None = None
     """Accelerators (or cores) in all. Absent: each engine and each rank has its own. With fewer, engines and ranks
     share them, each slower while others are at work; this is how conventional mode gives all to either stage."""
+    sharing: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """What is left of the shared accelerators' speed while engines *and* ranks are at work: they evict one another's
+    caches. Absent: the run folder, else 1."""
     grain: Positive | None = None
     """Tokens that one simulated token stands for. Larger is quicker and rougher; absent: so many that the longest
-    completion has 64."""
+    completion has 128."""
     warmup_steps: NonNegative | None = None
     """Steps that the report leaves out; absent: a quarter of ``run.num_steps``, in whole rounds."""
     steady_start: bool = True

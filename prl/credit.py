@@ -4,9 +4,13 @@
   nothing of turns and needs nothing, and its variance grows with their number.
 - ``reward_to_go``: a turn answers for what was given after it was asked for, and for nothing before. At each turn the
   members' rewards to go are compared with one another by the same ``[advantage]``; an episode that is over gets nothing
-  more, so it counts with 0. The baseline of a turn then depends on other episodes alone (``leave_one_out``), which
-  leaves the policy gradient's expectation as it is (G(PO)MDP with a baseline for each time step: Baxter and Bartlett,
-  "Infinite-Horizon Policy-Gradient Estimation", JAIR 15, 2001, arXiv 1106.0665).
+  more, so it counts with 0. Neither half moves the expectation of the policy gradient. What was given before a turn
+  does not depend on what is sampled in it, so leaving it out takes away noise alone; so GPOMDP pairs a reward with the
+  actions before it (Baxter and Bartlett, "Infinite-Horizon Policy-Gradient Estimation", JAIR 15, 2001, pages 319-350,
+  arXiv 1106.0665), which discounts and estimates the gradient of an average reward, where here nothing is discounted
+  and an episode ends. And the baseline of a turn depends on other episodes alone (``leave_one_out``), an additive
+  control variate (Greensmith, Bartlett and Baxter, "Variance Reduction Techniques for Gradient Estimates in
+  Reinforcement Learning", JMLR 5, 2004, pages 1471-1530).
 - In either, a completion of one stream has the advantage of its reward.
 
 Suffixes: B, the groups of a batch; G, the members of a group; T, the turns.

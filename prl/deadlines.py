@@ -14,46 +14,54 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 
 SLEPT_S = 1.0
 """A timer that fires so much later than it was due was slept over."""
 
 
 class _Limit:
-    """A limit of a wait: what is left of it, and the timer that ends it."""
+    """A limit of a wait, and what is left of it. A class and no generator: every stream passes here."""
 
-    def __init__(self, wait: asyncio.Timeout, limit_s: float) -> None:
-        self.wait, self._limit_s = wait, limit_s
+    def __init__(self, deadlines: Deadlines, limit_s: float) -> None:
+        self._deadlines, self._limit_s = deadlines, limit_s
+        self._wait = asyncio.timeout(None)
         self._left_s = limit_s
-        self._timer: asyncio.TimerHandle | None = None
+        self.due: float | None = None
+        """When it passes; None while no time does, and once it has passed."""
 
-    def run(self) -> None:
+    async def __aenter__(self) -> asyncio.Timeout:
+        await self._wait.__aenter__()
+        self._deadlines.begin(self)
+        return self._wait
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._deadlines.end(self)
+        await self._wait.__aexit__(kind, error, trace)
+
+    def run(self, now: float) -> None:
         """Time passes."""
-        if self._timer is None and not self._has_passed:
-            loop = asyncio.get_running_loop()
-            due = loop.time() + self._left_s
-            self._timer = loop.call_at(due, self._pass, due)
+        if self.due is None and self._wait.when() is None:
+            self.due = now + self._left_s
 
-    def stand(self) -> None:
+    def stand(self, now: float) -> None:
         """No time passes."""
-        if self._timer is not None:
-            self._left_s = self._timer.when() - asyncio.get_running_loop().time()
-            self._timer.cancel()
-            self._timer = None
+        if self.due is not None:
+            self._left_s, self.due = self.due - now, None
 
-    @property
-    def _has_passed(self) -> bool:
-        return self.wait.when() is not None
-
-    def _pass(self, due: float) -> None:
-        self._timer = None
-        if asyncio.get_running_loop().time() - due > SLEPT_S:
-            self._left_s = self._limit_s
-            self.run()
+    def expire(self, now: float) -> None:
+        """It passes, unless this process slept over it."""
+        if self.due is None or self.due > now:
+            return
+        if now - self.due > SLEPT_S:
+            self.due = now + self._limit_s
         else:
-            self.wait.reschedule(due)
+            self._wait.reschedule(self.due)
+            self.due = None
 
 
 @asynccontextmanager
@@ -82,31 +90,39 @@ def uncounted() -> Iterator[None]:
 
 
 class Deadlines:
-    """The deadlines of many waits, of one event loop."""
+    """The deadlines of many waits, of one event loop. One timer serves them all, set for one that may be the next."""
 
     def __init__(self) -> None:
-        self._limits: set[_Limit] = set()
+        self._limits: dict[_Limit, None] = {}
         self._holders: set[object] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def timeout(self, limit_s: float) -> AsyncIterator[asyncio.Timeout]:
+    def timeout(self, limit_s: float) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """Bound the body as ``asyncio.timeout`` does, holds and sleep not counted."""
-        async with asyncio.timeout(None) as wait:
-            limit = _Limit(wait, limit_s)
-            self._limits.add(limit)
-            if not self._holders:
-                limit.run()
-            try:
-                yield wait
-            finally:
-                self._limits.remove(limit)
-                limit.stand()
+        return _Limit(self, limit_s)
+
+    def begin(self, limit: _Limit) -> None:
+        """A wait begins under it."""
+        self._limits[limit] = None
+        if not self._holders:
+            loop = asyncio.get_running_loop()
+            limit.run(loop.time())
+            if limit.due is not None and (self._timer is None or limit.due < self._timer.when()):
+                self._set_timer(loop, limit.due)
+
+    def end(self, limit: _Limit) -> None:
+        """The wait is over."""
+        del self._limits[limit]
+        if not self._limits:
+            self._set_timer(asyncio.get_running_loop(), None)
 
     def hold(self, holder: object) -> None:
         """From now on no time passes, until everybody who holds them has let them go on."""
         self._holders.add(holder)
+        loop = asyncio.get_running_loop()
         for limit in self._limits:
-            limit.stand()
+            limit.stand(loop.time())
+        self._set_timer(loop, None)
 
     def go_on(self, holder: object) -> None:
         """This one holds them no more."""
@@ -114,8 +130,24 @@ class Deadlines:
             return
         self._holders.remove(holder)
         if not self._holders:
+            loop = asyncio.get_running_loop()
             for limit in self._limits:
-                limit.run()
+                limit.run(loop.time())
+            self._set_next_timer(loop)
+
+    def _expire(self) -> None:
+        loop = asyncio.get_running_loop()
+        for limit in self._limits:
+            limit.expire(loop.time())
+        self._set_next_timer(loop)
+
+    def _set_next_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._set_timer(loop, min((limit.due for limit in self._limits if limit.due is not None), default=None))
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, due: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if due is None else loop.call_at(due, self._expire)
 
 
 _nearest: ContextVar[Deadlines | None] = ContextVar("the nearest awake_timeout", default=None)

@@ -124,7 +124,14 @@ class EvalJob:
 
     def _held_out(self, tokenizer: Tokenizer) -> list[Prompt]:
         """As many as wanted of those that training has set aside."""
-        source = open_source(self._config, tokenizer, self._scorer.required_fields, self._scorer.check_row)
+        scorer = self._scorer
+        source = open_source(
+            self._config,
+            tokenizer,
+            scorer.required_fields,
+            scorer.check_row,
+            reads_all_fields=scorer.reads_all_fields,
+        )
         prompts = source.held_out(self._num_samples)
         for warning in source.statistics().warnings:
             log.get_logger(__name__).warning(warning)

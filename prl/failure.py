@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from types import TracebackType
 from typing import Any, NoReturn
 
 from prl.errors import PrlError
@@ -41,22 +42,33 @@ def raise_as_it_was(error: BaseException) -> NoReturn:
         del error, context  # the traceback holds this frame
 
 
-@contextmanager
-def failures_to(keep: Callable[[Exception], None], what: str) -> Iterator[None]:
+def failures_to(keep: Callable[[Exception], None], what: str) -> AbstractContextManager[None, bool]:
     """Give a failure of the block to ``keep`` and go on; only a cancellation that was asked for is raised.
 
     Inside a task group this is how a member fails without closing the group.
     """
-    try:
-        yield
-    except asyncio.CancelledError as leaked:
-        if being_cancelled():
-            raise
-        error = PrlError(f"{what} was cancelled from within; this is a bug")
-        error.__cause__ = leaked
-        keep(error)
-    except Exception as error:  # noqa: BLE001 -- kept
-        keep(error)
+    return _Keeping(keep, what)
+
+
+class _Keeping:
+    """See ``failures_to``. A class and no generator: every stream passes here, of a run and of a simulation."""
+
+    def __init__(self, keep: Callable[[Exception], None], what: str) -> None:
+        self._keep, self._what = keep, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, asyncio.CancelledError) and not being_cancelled():
+            leaked, error = error, PrlError(f"{self._what} was cancelled from within; this is a bug")
+            error.__cause__ = leaked
+        if not isinstance(error, Exception):
+            return False
+        self._keep(error)
+        return True
 
 
 class _Wait:

@@ -205,13 +205,17 @@ class Meter:
 
     def restart(self) -> None:
         """Begin a lap here."""
-        self._started_at, (self._tokens, self._busy_s, self._stream_s) = self._clock(), self._engines()
+        self._begin(self._clock(), self._engines())
+
+    def _begin(self, now: float, engines: tuple[int, float, float]) -> None:
+        self._started_at, (self._tokens, self._busy_s, self._stream_s) = now, engines
         self.loop_lag_s = self.wait_batch_s = self.eval_block_s = 0.0
         self.evals_incomplete = 0
 
     def lap(self) -> Timing:
         """End the lap, begin the next, and say where the time went."""
-        elapsed_s, (tokens, busy_s, stream_s) = max(self._clock() - self._started_at, 1e-9), self._engines()
+        now, engines = self._clock(), self._engines()
+        elapsed_s, (tokens, busy_s, stream_s) = max(now - self._started_at, 1e-9), engines
         timing = Timing(
             step_s=elapsed_s,
             wait_batch_s=self.wait_batch_s,
@@ -222,7 +226,7 @@ class Meter:
             eval_block_s=self.eval_block_s,
             evals_incomplete=self.evals_incomplete,
         )
-        self.restart()
+        self._begin(now, engines)
         return timing
 
 

@@ -35,7 +35,7 @@ from prl.log import get_logger
 from prl.memory import gpu_memory
 from prl.metrics import StepReport
 from prl.refill import Refill
-from prl.rewards.scorer import Scorer
+from prl.rewards.scorer import Scorer, labels_of
 from prl.rollout import Play, Rollout
 from prl.servers import make_server, same_form
 from prl.shaping import shaping_of
@@ -349,6 +349,11 @@ def environment_of(config: Config) -> Environment | None:
     environment = make_environment(config.environment)
     if environment.asks_over_http and not config.gateway.enabled:
         raise ConfigError(f"environment.name = {environment.name!r} asks over HTTP: set gateway.enabled = true")
+    if taken := [label for label in labels_of(config.rewards) if label in environment.parts]:
+        raise ConfigError(
+            f"environment.name = {environment.name!r} gives a part of the score that is named {taken[0]!r}, and so is"
+            " one of [[rewards]]; one of both would be lost: give the reward, or the part, another name"
+        )
     return environment
 
 

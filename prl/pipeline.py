@@ -335,7 +335,7 @@ class Pipeline:
     async def _keep(self) -> None:
         self._overview.begins("saving")
         for warning in self._assembly.source.statistics().warnings:
-            log.info("data left out", what=warning)
+            log.info("data", what=warning)
         for name, statistics in self._scorer.statistics().items():
             log.info("reward", name=name, **msgspec.to_builtins(statistics))
         await self.save()

@@ -17,6 +17,7 @@ from prl.check_data import check_data
 from prl.config import Config
 from prl.data.opening import source_tables
 from prl.environments.base import REGISTRY as ENVIRONMENTS
+from prl.environments.history import rewritten_history
 from prl.errors import ConfigError, MissingExtraError, RefusedError
 from prl.models import local_folder, resolve_model
 from prl.parts import engine_kind, environment_of, installed, make_scorer, transport_of
@@ -130,11 +131,21 @@ def check(config: Config) -> list[Finding]:
     ends = ", ".join(map(str, tokenizer.stop_token_ids))
     template = "a chat template" if tokenizer.has_template else "no chat template"
     findings.append(Finding(topic="tokenizer", text=f"{tokenizer.vocab_size} ids, {template}, stops at {ends}"))
-    source = open_source(config, tokenizer, scorer.required_fields, scorer.check_row)
+    if environment is not None and (warning := rewritten_history(tokenizer)) is not None:
+        findings.append(Finding(topic="environment", text=warning, is_note=True))
+    source = open_source(
+        config, tokenizer, scorer.required_fields, scorer.check_row, reads_all_fields=scorer.reads_all_fields
+    )
     num_held_out = len(source.held_out(config.eval.num_samples))
     counts = source.statistics()  # after the held-out prompts were rendered, so that too long ones among them count
     for each in source.sources:
         findings.append(Finding(topic="data", text=f"{each.name}: {len(each.train)} prompts an epoch"))
+        if each.num_measured < len(each.train) and not each.is_generated:
+            text = (
+                f"{each.name}: the lengths of the first {each.num_measured:,} are known; what is too long among the"
+                " others is left out when it comes up, and counted"
+            )
+            findings.append(Finding(topic="data", text=text))
     findings += [Finding(topic="data", text=warning, is_note=True) for warning in counts.warnings]
     return [*findings, *_held_out(config, num_held_out)]
 

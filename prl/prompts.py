@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from prl.config import Config
+from prl.config_environment import VERIFIERS
 from prl.data.curriculum import Rates
 from prl.data.mix import shares
 from prl.data.opening import open_one, own_held_out, source_tables
@@ -71,15 +72,27 @@ class PromptSource(Protocol):
 
 
 def open_source(
-    config: Config, tokenizer: Tokenizer, required_fields: Sequence[str] = (), check_row: CheckRow | None = None
+    config: Config,
+    tokenizer: Tokenizer,
+    required_fields: Sequence[str] = (),
+    check_row: CheckRow | None = None,
+    *,
+    reads_all_fields: bool = False,
 ) -> MixedPrompts:
     """The source that ``[data]`` and ``[eval]`` describe, its rows checked.
 
-    ``required_fields`` are those that the rewards need, and ``check_row`` says what makes a row useless to them
-    (``Scorer``). Raises DataError, ConfigError or MissingExtraError.
+    ``required_fields`` are those that the rewards need, ``check_row`` says what makes a row useless to them, and with
+    ``reads_all_fields`` none of a row's is too many (``Scorer``). Raises DataError, ConfigError or MissingExtraError.
     """
-    sources = source_tables(config)
-    needs = Needs(required_fields=tuple(required_fields), check_row=check_row, skip_bad_rows=config.data.skip_bad_rows)
+    sources, data = source_tables(config), config.data
+    needs = Needs(
+        required_fields=tuple(required_fields),
+        check_row=check_row,
+        skip_bad_rows=data.skip_bad_rows,
+        known_fields=(data.filter.solve_rate_field,),
+        reads_all=reads_all_fields or config.environment.name == VERIFIERS,
+        refuse_extra=data.extra_fields == "refuse",
+    )
     held_out = own_held_out(config, sources, needs)
     num_eval = 0 if held_out else config.eval.num_samples
     quotas = shares([source.weight for _, source in sources], num_eval)

@@ -160,19 +160,24 @@ class Rollout:
         members: list[Judged] = []
         try:
             async with self._deadlines.timeout(self._timeout_s):
-                async with asyncio.TaskGroup() as group:
-                    tasks = [
-                        group.create_task(
-                            self._guarded_member(prompt, index, so_far.get(index, Member()), stream_ended)
-                        )
-                        for index in range(self._group_size)
-                    ]
-                members = [task.result() for task in tasks]
+                members = await self._all_members(prompt, so_far, stream_ended)
                 if self._score_group is not None:
                     members = await self._guarded_group(prompt, members, self._score_group)
         except TimeoutError:
             return self._drop("timeout", f"prompt {prompt.id}: pipeline.rollout_timeout_s = {self._timeout_s:g} passed")
         return self._assemble(prompt, members)
+
+    async def _all_members(
+        self, prompt: Prompt, so_far: Mapping[int, Member], stream_ended: Callable[[], None]
+    ) -> list[Judged]:
+        if self._group_size == 1:  # it has this task
+            return [await self._guarded_member(prompt, 0, so_far.get(0, Member()), stream_ended)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._guarded_member(prompt, index, so_far.get(index, Member()), stream_ended))
+                for index in range(self._group_size)
+            ]
+        return [task.result() for task in tasks]
 
     def _assemble(self, prompt: Prompt, members: list[Judged]) -> Outcome:
         survivors = [member for member in members if not isinstance(member, Dropped)]

@@ -20,7 +20,8 @@ version v and makes version v + 1.
 from __future__ import annotations
 
 import math
-from itertools import accumulate
+from itertools import accumulate, compress
+from operator import not_
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -217,7 +218,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         if len(lengths) != 1:
             msg = f"the five lists of a sample must have one length, got {sorted(lengths)}"
             raise ValueError(msg)
-        if any(a != 0 and m == 0 for a, m in zip(self.advantages, self.loss_mask, strict=True)):
+        if any(compress(self.advantages, map(not_, self.loss_mask))):
             msg = "a sample has an advantage where its mask is 0"
             raise ValueError(msg)
 

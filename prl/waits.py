@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
 from prl.chain import Waiting
@@ -64,6 +64,8 @@ class Wait:
 
 
 _current: ContextVar[Wait | None] = ContextVar("prl_wait", default=None)
+_NOWHERE: nullcontext[None] = nullcontext()
+"""Outside a run."""
 
 
 class Waits:
@@ -122,7 +124,6 @@ def current() -> Wait | None:
     return _current.get()
 
 
-@contextmanager
 def waiting(
     who: str,
     what: str | Callable[[], str] = "",
@@ -131,7 +132,7 @@ def waiting(
     on: Callable[[], Iterable[Wait | None]] = lambda: (),
     alive_at: Callable[[], float] = lambda: -math.inf,
     aside: bool = False,
-) -> Iterator[Wait | None]:
+) -> AbstractContextManager[Wait | None]:
     """State a wait while the body lasts. Not around a ``yield`` of a generator, which ``Lasting`` is for.
 
     Args:
@@ -144,9 +145,12 @@ def waiting(
     """
     above = _current.get()
     if above is None:
-        yield None
-        return
-    wait = Wait(above.waits, who, what, limit_s=limit_s, on=on, alive_at=alive_at, aside=aside)
+        return _NOWHERE
+    return _under(above, Wait(above.waits, who, what, limit_s=limit_s, on=on, alive_at=alive_at, aside=aside))
+
+
+@contextmanager
+def _under(above: Wait, wait: Wait) -> Iterator[Wait]:
     above.below[wait] = None
     token = _current.set(wait)
     try:
@@ -156,21 +160,23 @@ def waiting(
         del above.below[wait]
 
 
-@contextmanager
-def loop(who: str, what: str = "") -> Iterator[Wait | None]:
+def loop(who: str, what: str = "") -> AbstractContextManager[Wait | None]:
     """State a task that lives by itself, such as a loop or one rollout, while the body lasts."""
     above = _current.get()
     if above is None:
-        yield None
-        return
-    wait = Wait(above.waits, who, what)
-    above.waits.enter_loop(wait)
+        return _NOWHERE
+    return _alone(Wait(above.waits, who, what))
+
+
+@contextmanager
+def _alone(wait: Wait) -> Iterator[Wait]:
+    wait.waits.enter_loop(wait)
     token = _current.set(wait)
     try:
         yield wait
     finally:
         _current.reset(token)
-        above.waits.leave_loop(wait)
+        wait.waits.leave_loop(wait)
 
 
 class Lasting:

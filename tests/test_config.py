@@ -298,7 +298,17 @@ def test_the_resolved_toml_has_every_knob_and_loads_back(tmp_path: Path) -> None
         name = key.rpartition(".")[2]
         absent = {"max_lag", "verify_tolerance", "path", "system", "clip_low", "clip_high", "mask_low", "mask_high"}
         absent |= {"estimator", "where", "max_refills", "pass_at", "alpha", "target_modules", "publish", "target_ess"}
-        absent |= {"mean", "base_s", "token_s", "num_accelerators", "grain", "warmup_steps", "update_s"}
+        absent |= {
+            "mean",
+            "base_s",
+            "token_s",
+            "num_accelerators",
+            "grain",
+            "warmup_steps",
+            "update_s",
+            "sharing",
+            "between_s",
+        }
         absent |= {"api_key_env", "listen", "host", "target_ess"}
         absent |= {"subset", "split", "task", "answer_after", "max_tokens", "min_solve_rate", "max_solve_rate", "band"}
         absent |= {"weight"} if key.startswith("data.") else set()

@@ -11,7 +11,11 @@ import pytest
 
 from prl import memory, parts, preflight
 from prl.config import Config
+from prl.data import source
 from prl.errors import ConfigError, MissingExtraError
+from prl.models import resolve_model
+from prl.prompts import open_source
+from prl.tokenizer import Tokenizer
 from tests.model_folder import make_model_folder
 
 
@@ -187,6 +191,22 @@ def test_check_reads_tokenizer_data_and_rewards(tmp_path: Path) -> None:
     assert found["data"].endswith("rows.jsonl: 17 prompts an epoch")
     assert any("1 prompts are too long" in note for note in notes(findings))
     assert any("3 prompts, fewer than eval.num_samples = 8" in note for note in notes(findings))
+
+
+def test_check_says_how_many_lengths_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that is too long behind them is left out when it comes up; nobody is told that all were looked at."""
+    monkeypatch.setattr(source, "MEASURED_AT_OPEN", 5)
+    rows = ['{"prompt": "1 + 1 = ?", "answer": "2"}'] * 8 + [f'{{"prompt": "{"9" * 600}", "answer": "2"}}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    data = {"source": "jsonl", "path": str(tmp_path / "rows.jsonl"), "shuffle": False}
+    run = config("builtin:tiny-math", data=data, eval={"num_samples": 0}, rewards=[{"name": "answer"}])
+    (found,) = [finding.text for finding in preflight.check(run) if "lengths" in finding.text]
+    assert "the lengths of the first 5 are known" in found
+    opened = open_source(run, Tokenizer.load(resolve_model(run.model)))
+    assert opened.statistics().num_too_long == 0
+    for _ in range(9):
+        opened.next()
+    assert (opened.passed_over(), opened.statistics().num_too_long) == ([(8, "too_long")], 1)
 
 
 def test_check_finds_a_malformed_row(tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
     scorer = Scorer(config.rewards) if config.rewards else None
     needed = (scorer.required_fields, scorer.check_row) if scorer else ()
     tokenizer = Tokenizer.load(resolve_model(config.model))
-    found = report(config, tokenizer, open_source(config, tokenizer, *needed), arguments.num)
+    reads_all = scorer is not None and scorer.reads_all_fields
+    source = open_source(config, tokenizer, *needed, reads_all_fields=reads_all)
+    found = report(config, tokenizer, source, arguments.num)
     if arguments.json:
         print(msgspec.json.encode(found).decode())  # noqa: T201
         return OK

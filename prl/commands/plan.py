@@ -20,6 +20,7 @@ examples:
 how it is ranked:
   By samples per second times ESS: throughput times effectiveness. simulate.drift says how fast ESS falls with lag.
   With simulate.num_accelerators set, engines and ranks share the accelerators and stay as many as they are.
+  engine.count is the number of engines, wherever they run: of engine.servers list as many.
 
 exit codes:
   0 done   2 bad input, or nothing fits"""

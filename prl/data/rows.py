@@ -1,7 +1,8 @@
 """What a row of prompts must be, whatever kind of file it comes from.
 
 A row has either ``prompt`` (a string) or ``messages`` (a list of role and content, the last one not the assistant's),
-and optionally ``answer`` and ``id``. Every other field is kept for the rewards.
+and optionally ``answer`` and ``id``. Every other field is kept for the rewards; those that nobody asks for are told, or
+refused (``extra_fields.py``).
 
 - Answers are strings. A number is refused: 0.10, 1e400 and 12345678901234567890 would not survive as they were written.
 - ``id`` is unique in its file. Null is refused where a value must be. Numbers beyond 64 bits or not finite are refused,
@@ -20,6 +21,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from prl.data.extra_fields import ExtraFields, misspelt
 from prl.errors import DataError
 from prl.plugins import nearest
 
@@ -74,6 +76,17 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True):
     answer_after: str | None = None
     skip_bad_rows: bool = False
     check_row: CheckRow | None = None
+    known_fields: tuple[str, ...] = ()
+    """Others that something reads where a row has them."""
+    reads_all: bool = False
+    """Something reads whatever a row has."""
+    refuse_extra: bool = False
+    """Whether a field that nothing reads makes a row a bad one."""
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Every field that something reads by its name."""
+        return frozenset((*Row.__struct_fields__, *self.required_fields, *self.known_fields, *self.columns))
 
     def renamed(self, row: Fields) -> Fields:
         """The fields of a row as it is in the file. Raises DataError, without a place, where a column is missing."""
@@ -108,6 +121,7 @@ class Judge:
         self.num_good = self.num_bad = 0
         self.first_bad = ""
         """The message of the first row that was skipped."""
+        self._extra = ExtraFields(name, needs.wanted)
         self._ids: dict[str | int, str] = {}
         self._hash = blake2b(digest_size=8)
         self._encoder = msgspec.msgpack.Encoder()
@@ -139,10 +153,10 @@ class Judge:
         return f"{self.name}: {self.num_good} rows, {self._hash.hexdigest()}"
 
     def warnings(self) -> list[str]:
-        """What was skipped, in a line."""
-        if not self.num_bad:
-            return []
-        return [f"{self.num_bad} bad rows of {self.name} are left out; the first: {self.first_bad}"]
+        """What was skipped, and which fields nobody asks for, in a line each."""
+        found = [f"{self.num_bad} bad rows of {self.name} are left out; the first: {self.first_bad}"]
+        extra = [] if self.needs.refuse_extra else self._extra.warnings(self.num_good)
+        return [*(found if self.num_bad else []), *extra]
 
     def _checked(self, where: str, read: Callable[[], Fields]) -> Fields:
         try:
@@ -160,8 +174,11 @@ class Judge:
             raise DataError(f"{self.needs.named('messages')}: the last message must be the user's (or a tool's)")
         for field in self.needs.required_fields:
             if fields.get(field) is None:
-                raise DataError(f"{self.needs.named(field)} is missing, and a reward needs it")
+                hint = misspelt(field, fields, self.needs.wanted)
+                raise DataError(f"{self.needs.named(field)} is missing, and a reward needs it{hint}")
         if self.needs.check_row is not None and (problem := self.needs.check_row(fields)):
+            raise DataError(problem)
+        if not self.needs.reads_all and (problem := self._extra.meet(where, fields)) and self.needs.refuse_extra:
             raise DataError(problem)
         if row.id is not UNSET and (before := self._ids.setdefault(row.id, where)) != where:
             raise DataError(f"{self.needs.named('id')}: {row.id!r} is the id of {before} too")

@@ -50,6 +50,11 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     is_generated: bool = False
     """Rows cost something and there are many: only the first one's length is measured at the start."""
 
+    @property
+    def num_measured(self) -> int:
+        """Rows whose length is measured at the start, at least."""
+        return min(len(self.train), 1 if self.is_generated else MEASURED_AT_OPEN)
+
 
 class SourceStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a source holds and has met so far."""
@@ -96,7 +101,7 @@ class MixedPrompts:
         """Look at the first rows, and at more of them until one fits."""
         fits = False
         for index in range(len(source.train)):
-            if fits and index >= (1 if source.is_generated else MEASURED_AT_OPEN):
+            if fits and index >= source.num_measured:
                 break
             fits = self._render(source.train, index, 0, self.room, source.avoid) is not None or fits
         if not fits:

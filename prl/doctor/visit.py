@@ -93,7 +93,7 @@ class Visit:
         config, model = self._config, resolve_model(self._config.model)
         self._stage("reading tokenizer and data")
         tokenizer = await asyncio.to_thread(Tokenizer.load, model)
-        source = await asyncio.to_thread(open_source, config, tokenizer)
+        source = await asyncio.to_thread(open_source, config, tokenizer, reads_all_fields=True)
         prompts = [await asyncio.to_thread(source.next) for _ in range(self._num_samples)]
         defaults = await asyncio.to_thread(sampling_defaults, model)
         async with live_sides(config, model, tokenizer, folder, self._stage) as sides:

@@ -53,6 +53,8 @@ class TokenDeadlines:
         self._started_at = 0.0
         self._stopped = False
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Asked for once: the system is asked for this process's number each time."""
 
     def owed(self) -> str:
         """What a stream waits for now."""
@@ -74,12 +76,14 @@ class TokenDeadlines:
 
     def begin(self, wait: Wait) -> None:
         """The running task is about to wait; if it is late it will be cancelled."""
-        task = asyncio.current_task()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task(self._loop)
         if task is None:
             msg = "a stream is iterated by a task"
             raise RuntimeError(msg)
         wait.task, wait.num_cancellations = task, task.cancelling()
-        wait.since = asyncio.get_running_loop().time()
+        wait.since = self._loop.time()
         self._waits.add(wait)
         if self._timer is None and not self._stopped:
             self._set_timer()
@@ -87,8 +91,8 @@ class TokenDeadlines:
     def end(self, wait: Wait, *, moved: bool) -> bool:
         """The wait is over, with a chunk or not; true when that is because it was late, and for nothing else."""
         self._waits.discard(wait)
-        if moved:
-            self._moved_at[wait.engine] = asyncio.get_running_loop().time()
+        if moved and self._loop is not None:
+            self._moved_at[wait.engine] = self._loop.time()
         return wait.is_late and wait.task is not None and wait.task.uncancel() <= wait.num_cancellations
 
     def _due(self, wait: Wait) -> float:
@@ -125,7 +129,7 @@ class GuardedStream:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._version: int | None = None
-        self._finished = False
+        self._finished = self._exhausted = False
 
     async def next(self) -> TokenChunk | None:
         """The next chunk, or None after the one with the finish.
@@ -153,7 +157,7 @@ class GuardedStream:
         try:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
-            pass
+            self._exhausted = True
         except asyncio.CancelledError as error:
             cancelled = error
         finally:
@@ -168,6 +172,8 @@ class GuardedStream:
     async def close(self) -> None:
         """Make the engine free the stream; one that cannot be freed does not hold up its consumer for ever."""
         self._stated.end()
+        if self._exhausted:
+            return
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S) as wait:
                 with waiting(self._engine, "a stream to be freed", limit_s=CLOSE_TIMEOUT_S):

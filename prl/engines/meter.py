@@ -18,12 +18,14 @@ class Meter:
 
     def update(self, *, num_streams: int | None = None, paused: bool | None = None) -> None:
         """Say what changed."""
-        busy_s, self._stream_s, now = self.busy_s(), self.stream_s(), _now()
+        now = _now()
+        if self._busy_since is not None:
+            self._busy_s += now - self._busy_since
+            self._stream_s += (now - self._changed_at) * self._num_streams
         self._changed_at = now
         self._num_streams = self._num_streams if num_streams is None else num_streams
         self._paused = self._paused if paused is None else paused
         was_busy, is_busy = self._busy_since is not None, self._num_streams > 0 and not self._paused
-        self._busy_s = busy_s
         self._busy_since = now if is_busy else None
         if is_busy and not was_busy:
             self._moved_at = now

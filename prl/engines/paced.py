@@ -37,7 +37,7 @@ from prl.types import Finish, TokenChunk, WeightGroup, WeightUpdate
 ROUNDING = 1e-6
 """Positions that differ by less are the same."""
 TOKEN, LOGPROB = 1, -0.5
-MOST_SPANS = 9
+MOST_SPANS = 5
 """Chunks of one stream at most: each costs as much as all tokens in it."""
 
 
@@ -110,13 +110,15 @@ class PacedEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._death_timer: asyncio.TimerHandle | None = None
         self._meeting: Meeting | None = None
+        self._loop: asyncio.AbstractEventLoop
 
     async def open(self) -> None:
         """Take ``open_s`` to start."""
+        self._loop = asyncio.get_running_loop()
         await asyncio.sleep(self._open_s)
         self._closed, self._since = False, self._now()
         if self._dies_after_s < math.inf:
-            self._death_timer = asyncio.get_running_loop().call_later(self._dies_after_s, self.kill)
+            self._death_timer = self._loop.call_later(self._dies_after_s, self.kill)
 
     async def connect(self, group: WeightGroup, rank_offset: int) -> None:
         """Join the weight group, a meeting inside this event loop."""
@@ -224,7 +226,7 @@ class PacedEngine:
         finish: Finish | None = "stop" if wanted <= left else "length"
         if self._fails(seed):
             length, finish = (length + 1) // 2, None
-        stream = _Stream(length, finish, asyncio.get_running_loop().create_future())
+        stream = _Stream(length, finish, self._loop.create_future())
         self._waiting.append(stream)
         self._advance()
         self._start_waiting()
@@ -261,7 +263,7 @@ class PacedEngine:
         if is_busy and self._timer is None:  # telling the share may have set it
             left = max(0.0, self._ends[0][0] - self._position)
             delay_s = left * self._step_s(self._num_running) / self._share.speed()
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._arrive)
+            self._timer = self._loop.call_later(delay_s, self._arrive)
 
     def _arrive(self) -> None:
         """The next streams end here."""
@@ -360,4 +362,4 @@ class PacedEngine:
         self._meter.update(num_streams=self._num_running + len(self._waiting))
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()

@@ -26,7 +26,7 @@ class Placement:
 
     def place(self, group: int, usable: Sequence[int]) -> int:
         """Count a stream of ``group`` on one of the ``usable`` engines (at least one) and return its index."""
-        index = min(usable, key=lambda i: (self.running[i], i))
+        _, index = min(zip(map(self.running.__getitem__, usable), usable, strict=True))
         if self._rule == "together":
             if self._home.get(group) not in usable:
                 self._home[group] = index

@@ -129,7 +129,7 @@ class EnginePool(UpdatedEngines):
     def statistics(self) -> PoolStatistics:
         """What the engines hold and did so far."""
         snapshots = {seat.engine.name: seat.statistics() for seat in self.seats.all}
-        tokens_generated, busy_s = self.seats.tally.totals()
+        tokens_generated, busy_s, stream_s = self.seats.tally.totals()
         open_s = asyncio.get_running_loop().time() - self._opened_at
         return PoolStatistics(
             versions={name: s.version for name, s in snapshots.items()},
@@ -137,7 +137,7 @@ class EnginePool(UpdatedEngines):
             waiting=self._gate.num_waiting,
             tokens_generated=tokens_generated,
             busy_s=busy_s,
-            stream_s=self.seats.tally.stream_s(),
+            stream_s=stream_s,
             busy_fraction=busy_s / open_s if open_s > 0 else 0.0,
             paused=not self._gate.is_open,
             dead=[seat.engine.name for seat in self.seats.all if not seat.serves],

@@ -7,6 +7,8 @@ Invariants:
 - No connection is used twice: the server closes one when it likes (after a request that failed, or some seconds), and
   a question that meets that would look like a death.
 - The API key is read from the environment and leaves this process in a header only.
+- Behind ``https://`` the server has to show a certificate for its name, of an authority that this machine trusts or
+  that ``SSL_CERT_FILE`` names; who shows none is not asked again, since that does not pass.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
@@ -37,6 +40,10 @@ _NO_SERVER = frozenset({_BAD_GATEWAY, 503, 504})
 
 class ServerAwayError(EngineError):
     """Nobody answers at the address."""
+
+
+class ServerUntrustedError(ServerAwayError):
+    """Whoever answers at the address may be somebody else."""
 
 
 class ServerRefusedError(EngineError):
@@ -76,10 +83,14 @@ class ServerLink:
                 )
             headers["Authorization"] = f"Bearer {key}"
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=self._verification()),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
             headers=headers,
         )
+
+    def _verification(self) -> ssl.SSLContext | bool:
+        """How TLS is checked. aiohttp's own context would be that of the moment in which it was imported."""
+        return ssl.create_default_context() if self.url.startswith("https:") else True
 
     async def close(self) -> None:
         """Close every connection. Idempotent."""
@@ -132,7 +143,7 @@ class ServerLink:
 
         Raises:
             TimeoutError: nobody did within ``timeout_s``.
-            ServerAwayError: the address's name stands for no host.
+            ServerAwayError: the address's name stands for no host, or TLS failed.
         """
         pause_s, last = _BACK_OFF_S[0], ""
         async with awake_timeout(timeout_s):
@@ -142,7 +153,9 @@ class ServerLink:
                         async with self.request("GET", "/health", b""):
                             return
                     except ServerAwayError as error:
-                        if isinstance(error.__cause__, aiohttp.ClientConnectorDNSError):
+                        if isinstance(error, ServerUntrustedError) or isinstance(
+                            error.__cause__, aiohttp.ClientConnectorDNSError
+                        ):
                             raise
                         last = str(error)
                     except ServerRefusedError as error:
@@ -156,6 +169,11 @@ class ServerLink:
     def _away_if_broken(self) -> Any:
         try:
             yield
+        except aiohttp.ClientSSLError as error:
+            raise ServerUntrustedError(
+                f"TLS with {self.who} failed ({error}): engine.servers must name it as its certificate does, signed by"
+                " an authority that this machine trusts; name the file of another one in the variable SSL_CERT_FILE"
+            ) from error
         except aiohttp.ClientError as error:
             cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
             what = str(cause) or type(error).__name__

@@ -20,22 +20,19 @@ class Tally:
         self._snapshot = snapshot
         self._tokens, self._busy_s, self._stream_s = 0, 0.0, 0.0
 
-    def totals(self) -> tuple[int, float]:
-        """Tokens generated, and busy seconds as a mean over the engines."""
+    def totals(self) -> tuple[int, float, float]:
+        """Tokens generated, busy seconds as a mean over the engines, and the seconds of all streams added up."""
         now = self._snapshot()
         busy_s = sum(each.busy_s for each in now) / max(1, len(now))
-        return self._tokens + sum(each.tokens_generated for each in now), self._busy_s + busy_s
-
-    def stream_s(self) -> float:
-        """Seconds of all streams added up, of all engines."""
-        return self._stream_s + sum(each.stream_s for each in self._snapshot())
+        tokens, stream_s = sum(each.tokens_generated for each in now), sum(each.stream_s for each in now)
+        return self._tokens + tokens, self._busy_s + busy_s, self._stream_s + stream_s
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Which engines count changes in here; the totals do not."""
-        (tokens, busy_s), stream_s = self.totals(), self.stream_s()
+        tokens, busy_s, stream_s = self.totals()
         yield
-        tokens_after, busy_s_after = self.totals()
-        self._stream_s += stream_s - self.stream_s()
+        tokens_after, busy_s_after, stream_s_after = self.totals()
         self._tokens += tokens - tokens_after
         self._busy_s += busy_s - busy_s_after
+        self._stream_s += stream_s - stream_s_after

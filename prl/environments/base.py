@@ -4,8 +4,8 @@ An environment is called once for every member of a group, as ``await environmen
 
 - an async function, whose keyword-only parameters are its options; or
 - a class whose constructor takes the options as keywords and whose instances are called so. An instance may have
-  ``async open()`` and ``async close()``, for what its episodes share, and ``asks_over_http = True``, which refuses a
-  run without ``[gateway]`` before it starts.
+  ``async open()`` and ``async close()``, for what its episodes share, ``asks_over_http = True``, which refuses a run
+  without ``[gateway]`` before it starts, and ``parts``, the names of the parts of the reward that it gives.
 
 It asks the model as often as it likes (``session.generate``) and gives rewards (``session.reward``, or a number that it
 returns). Every token that the model sampled is trained, with the advantage of the episode; nothing else is.
@@ -20,12 +20,13 @@ exception is a bug in the environment and ends the run as it is.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from prl.config_environment import SINGLE_TURN, VERIFIERS, EnvironmentConfig
+from prl.environments.session import OWN_PART
 from prl.errors import PluginError
 from prl.plugins import Registry, call_of, check_takes, made
 
@@ -53,13 +54,21 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     close: Callable[[], Awaitable[None]] | None
     asks_over_http: bool
     """It needs the gateway."""
+    parts: tuple[str, ...]
+    """The parts of the score that it says it gives: none of ``[[rewards]]`` may have one of these names."""
 
 
-def environment(name: str) -> Callable[[F], F]:
-    """Register an environment under ``name``; it stays callable as it was."""
+def environment(name: str, *, parts: Sequence[str] = ()) -> Callable[[F], F]:
+    """Register an environment under ``name``; it stays callable as it was.
+
+    ``parts`` are the names of the parts of the reward that it gives (``session.reward(1.0, "found")``), where they are
+    not ``environment`` alone. That one of ``[[rewards]]`` has one of them is then found before anything starts.
+    """
 
     def decorate(target: F) -> F:
         _check_shape(name, target)
+        if parts:
+            target.parts = tuple(parts)  # type: ignore[attr-defined]
         return REGISTRY.register(name, target)
 
     return decorate
@@ -76,6 +85,7 @@ def make_environment(config: EnvironmentConfig) -> Environment:
         open=getattr(instance, "open", None),
         close=getattr(instance, "close", None),
         asks_over_http=bool(getattr(instance, "asks_over_http", False)),
+        parts=tuple(getattr(instance, "parts", getattr(target, "parts", (OWN_PART,)))),
     )
 
 

@@ -60,3 +60,7 @@ async def guess(
     session.reward(float(guessed == secret), "found")
     if narrowing and num_others:
         session.reward(narrowing * (1 - (high - low) / num_others), "narrowed")
+
+
+guess.parts = ("found", "narrowed")  # type: ignore[attr-defined]
+"""What it gives, as ``prl.environment`` would note it."""

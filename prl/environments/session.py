@@ -7,6 +7,7 @@ Invariants:
 - An episode that may ask no more, since it has had its turns or its context is full, is over: asking raises
   EpisodeOverError, the turns that it has are trained.
 - A turn that comes to nothing raises TurnFailedError and leaves no trace; the environment may ask again.
+- A turn may have stop sequences (``stops.py``): what the environment is told ends before one, what is trained with it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 from prl.engines.base import Decoding
 from prl.environments.calls import Message, ToolCall, as_message, find_calls, shown
 from prl.environments.conversation import Conversation, Place
+from prl.environments.stops import Listener, StopReachedError
 from prl.environments.transcript import written
 from prl.errors import ConfigError, EpisodeOverError, TurnFailedError
 from prl.rollout import Dropped, Sample, stream_seed
@@ -55,13 +57,15 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What the model said in one turn."""
 
     text: str
-    """All of it, without special tokens."""
+    """All of it, without special tokens; where a stop sequence ended it, what was said before that."""
     tool_calls: list[ToolCall]
     """Only where tools were offered."""
     message: dict[str, Any]
     """The same as a message, to append to the conversation as it is."""
     token_ids: list[int]
+    """What was sampled and is trained: the stop token, and a stop sequence's, among them."""
     logprobs: list[float]
+    """Of each, after temperature."""
     finish: Finish
     num_prompt_tokens: int
 
@@ -109,6 +113,7 @@ class Session:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         max_tokens: int | None = None,
+        stop: Sequence[str] | str = (),
         on_tokens: Callable[[list[int]], None] = lambda _: None,
     ) -> Reply:
         """Ask the model for a turn.
@@ -117,6 +122,7 @@ class Session:
             given: what it continues: messages, token ids, or plain text; absent, the prompt.
             tools: functions that the model may call, as OpenAI describes them.
             max_tokens: fewer tokens than ``sampling.max_tokens`` for this turn.
+            stop: texts, none empty, that end the turn as soon as it has said one.
             on_tokens: told of the tokens as they are sampled.
 
         Raises:
@@ -132,10 +138,12 @@ class Session:
         place = await self._place(given, tools)
         heard = self._heard(given, place)
         decoding = self._decoding_at(place, number, max_tokens)
-        sampled = await self._sampled(place, decoding, on_tokens)
+        listener = Listener(stop, self._tokenizer.decode) if stop else None
+        sampled = await self._sampled(place, decoding, on_tokens, listener)
         self._conversation.add(place, sampled, earned)
         self.failure = None
-        reply = self._reply(sampled, len(place.token_ids), f"call_{number}_" if tools else None)
+        cut_text = None if listener is None else listener.text
+        reply = self._reply(sampled, cut_text, len(place.token_ids), f"call_{number}_" if tools else None)
         self._messages = [*heard, written(reply.message)]
         return reply
 
@@ -180,6 +188,10 @@ class Session:
     def text_of(self, token_ids: list[int]) -> str:
         """What ids say, without special tokens."""
         return self._tokenizer.decode(token_ids)
+
+    def pieces(self, token_ids: list[int]) -> list[str]:
+        """What each id says alone, special tokens included; half a character is a replacement character."""
+        return self._tokenizer.pieces(token_ids)
 
     @property
     def _open_address(self) -> Address:
@@ -236,13 +248,20 @@ class Session:
             seed = stream_seed(seed, number)
         return msgspec.structs.replace(self._decoding, max_tokens=most, seed=seed)
 
-    async def _sampled(self, place: Place, decoding: Decoding, on_tokens: Callable[[list[int]], None]) -> Completion:
+    async def _sampled(
+        self, place: Place, decoding: Decoding, on_tokens: Callable[[list[int]], None], listener: Listener | None
+    ) -> Completion:
         def heard(chunk: TokenChunk) -> None:
-            on_tokens(chunk.token_ids)
+            on_tokens(chunk.token_ids if listener is None else listener.hear(chunk))
+            if listener is not None and listener.text is not None:
+                raise StopReachedError
 
         behind = msgspec.structs.replace(self.prompt, token_ids=place.token_ids)
         try:
             sampled = await self._sample(behind, decoding, heard)
+        except StopReachedError:
+            assert listener is not None
+            sampled = listener.completion()
         except Exception as error:
             self.error = error
             raise
@@ -251,13 +270,18 @@ class Session:
             raise TurnFailedError(f"the turn came to nothing: {sampled.message}")
         return sampled
 
-    def _reply(self, sampled: Completion, num_prompt_tokens: int, call_prefix: str | None) -> Reply:
-        content, calls = (sampled.text, []) if call_prefix is None else find_calls(sampled.text, call_prefix)
+    def _reply(
+        self, sampled: Completion, cut_text: str | None, num_prompt_tokens: int, call_prefix: str | None
+    ) -> Reply:
+        """``cut_text`` is what was said before a stop sequence, where one ended the turn."""
+        text = sampled.text if cut_text is None else cut_text
+        content, calls = (text, []) if call_prefix is None else find_calls(text, call_prefix)
         message = as_message(content, calls)
-        ends = sampled.finish == "stop" and sampled.token_ids[-1] in self._decoding.stop_token_ids
-        self._said[_identity(message)] = self._tokenizer.decode_all(sampled.token_ids[: -1 if ends else None])
+        if cut_text is None:
+            ends = sampled.finish == "stop" and sampled.token_ids[-1] in self._decoding.stop_token_ids
+            self._said[_identity(message)] = self._tokenizer.decode_all(sampled.token_ids[: -1 if ends else None])
         return Reply(
-            text=sampled.text,
+            text=text,
             tool_calls=calls,
             message=message,
             token_ids=sampled.token_ids,

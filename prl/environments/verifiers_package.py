@@ -6,6 +6,8 @@
   noted beside, in the metrics.
 - A reward function that raises is not a 0, as the package would have it: what it raised is an error of the environment
   (``base.py``). Plain functions are called in threads; turns and tools run where the package runs them, on the loop.
+- The rubric has ``judge_timeout_s`` for an episode; a function that hangs is named, and its episode is dropped as one
+  that could not be judged. A plain one that hangs keeps its thread: after ``MAX_STUCK`` of them the run ends.
 - An episode whose model said nothing at all in a turn cannot be judged by functions of text: its reward is 0.
 """
 
@@ -17,19 +19,25 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from prl.config_environment import VERIFIERS
 from prl.data.verifiers_rows import Named, load
+from prl.deadlines import awake_timeout
 from prl.environments.session import Session
 from prl.errors import PluginError, RewardError
 from prl.rewards.threads import Threads
 from prl.types import Prompt
 
+MAX_STUCK = 64
+"""Plain functions that may hang at a time."""
 _MODEL = "policy"
 _REST = "rubric"
 """The part that is left where a rubric's reward is not the sum of its functions'."""
 _raised: ContextVar[list[Exception]] = ContextVar("raised by reward functions")
+_asked: ContextVar[list[str]] = ContextVar("reward functions that were called")
 
 
 class Verifiers:
@@ -37,19 +45,30 @@ class Verifiers:
 
     asks_over_http = True
 
-    def __init__(self, *, env: str, args: dict[str, Any] | None = None, score: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        env: str,
+        args: dict[str, Any] | None = None,
+        score: bool = True,
+        judge_timeout_s: Annotated[float, Meta(gt=0)] = 60.0,
+    ) -> None:
         """Load it; the prompts that belong to it are those of ``data.source = "verifiers"``.
 
         Args:
             env: its id, a module with a function ``load_environment``, installed or in the working directory.
             args: arguments of that function.
             score: let its rubric judge; else ``[[rewards]]`` alone do.
+            judge_timeout_s: deadline of the rubric, for one episode; ``pipeline.rollout_timeout_s`` bounds the episode
+                and this.
 
         Raises ConfigError or MissingExtraError, and PluginError for a rubric that cannot judge single episodes.
         """
         self._environment = load(Named(env=env, args=args or {}))
         self._threads = Threads(f"prl-{VERIFIERS}")
         self._weights = _weights_of(self._environment.rubric, env) if score else {}
+        self.parts = (*self._weights, _REST) if score else ()
+        self._judge_timeout_s = judge_timeout_s
         for rubric in _rubrics(self._environment.rubric):
             rubric.funcs = [self._telling(function) for function in rubric.funcs]
 
@@ -102,9 +121,16 @@ class Verifiers:
         raise error
 
     async def _judge(self, session: Session, state: Any) -> None:
-        raised: list[Exception] = []
+        raised, asked = list[Exception](), list[str]()
         _raised.set(raised)
-        await self._environment.rubric.score_rollout(state)
+        _asked.set(asked)
+        try:
+            async with awake_timeout(self._judge_timeout_s) as deadline:
+                await self._environment.rubric.score_rollout(state)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise self._late(asked[-1] if asked else "the rubric") from error
         if raised:
             raise raised[0]
         given = 0.0
@@ -117,11 +143,22 @@ class Verifiers:
         if not math.isclose(given, state["reward"], rel_tol=1e-9, abs_tol=1e-9):
             session.reward(state["reward"] - given, _REST)
 
+    def _late(self, name: str) -> Exception:
+        """What a function that hangs is: a failure of the environment, until too many do."""
+        if (num_stuck := self._threads.num_stuck) >= MAX_STUCK:
+            return PluginError(
+                f"{num_stuck} calls of reward functions of {self._environment.env_id!r} hang and cannot be ended, the"
+                f" last of {name!r}: make it async, or give what it waits for a deadline"
+            )
+        limit_s = self._judge_timeout_s
+        return RewardError(f"the reward function {name!r} took over environment.options.judge_timeout_s = {limit_s:g}")
+
     def _telling(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A reward function that tells what it raises before the rubric makes a 0 of it."""
 
         @functools.wraps(function)
         async def told(*args: Any, **kwargs: Any) -> float:
+            _asked.get().append(function.__name__)
             try:
                 if inspect.iscoroutinefunction(function):
                     return float(await function(*args, **kwargs))

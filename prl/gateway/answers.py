@@ -19,10 +19,11 @@ import msgspec
 from aiohttp import web
 
 from prl.environments.session import OWN_PART, Reply, Session
+from prl.environments.stops import Spoken
 from prl.errors import ConfigError, EngineError, EpisodeOverError, TurnFailedError
 from prl.failure import being_cancelled
 from prl.gateway.gateway import Gateway, Guest
-from prl.gateway.replies import Events, Kind, error, whole
+from prl.gateway.replies import Events, Kind, error, logprobs, whole
 from prl.gateway.requests import MODEL, Asked, RequestError, read_chat, read_text
 from prl.log import get_logger
 
@@ -60,7 +61,7 @@ def _judged_by(gateway: Gateway) -> Any:
         try:
             return await handler(request)
         except RequestError as told:
-            return _error(400, str(told), "invalid_request")
+            return web.json_response(error(str(told), "invalid_request", param=told.param), status=400, dumps=_dumps)
         except web.HTTPException as told:
             return _error(told.status, f"{request.method} {request.path}: {told.reason}", "not_served")
         except Exception as bug:
@@ -126,7 +127,10 @@ async def _answer(gateway: Gateway, guest: Guest, request: web.Request, asked: A
 async def _ask(session: Session, asked: Asked, tell: Callable[[Event], None]) -> None:
     """One turn; whatever goes wrong is told as a value, so that no task group closes on it."""
     try:
-        tell(await session.generate(asked.given, tools=asked.tools, max_tokens=asked.max_tokens, on_tokens=tell))
+        reply = await session.generate(
+            asked.given, tools=asked.tools, max_tokens=asked.max_tokens, stop=asked.stop, on_tokens=tell
+        )
+        tell(reply)
     except Exception as failed:  # noqa: BLE001 -- told
         tell(failed)
 
@@ -136,9 +140,9 @@ async def _told(
 ) -> web.StreamResponse:
     """The answer, written as it comes where the agent wants a stream."""
     answer_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{session.prompt.id}-{session.num_turns}"
-    stream = Events(kind, answer_id, has_tools=bool(asked.tools), with_usage=asked.with_usage)
+    stream = Events(kind, answer_id, has_tools=bool(asked.tools), with_usage=asked.with_usage, stops=asked.stop)
     response: web.StreamResponse | None = None
-    text = _Text(session)
+    text = Spoken(session.text_of)
     while True:
         event = await events.get()
         if isinstance(event, Exception) or event is None:
@@ -148,7 +152,9 @@ async def _told(
             await response.write(stream.failed(body))
             return response
         if isinstance(event, Reply) and not asked.streams:
-            return web.json_response(whole(event, kind, answer_id), dumps=_dumps)
+            return web.json_response(
+                whole(event, kind, answer_id, _logprobs(session, asked, event, kind)), dumps=_dumps
+            )
         if not asked.streams:
             continue
         if response is None:
@@ -156,30 +162,14 @@ async def _told(
             await response.prepare(request)
             await response.write(stream.begin())
         if isinstance(event, Reply):
-            await response.write(stream.end(event))
+            await response.write(stream.end(event, _logprobs(session, asked, event, kind)))
             await response.write_eof()
             return response
         await response.write(stream.text(text.with_tokens(event)))
 
 
-class _Text:
-    """The text of tokens as they come: a window of them is decoded, so the work does not grow with what was said."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._token_ids: list[int] = []
-        self._begin = self._read = 0
-        self._text = ""
-
-    def with_tokens(self, token_ids: list[int]) -> str:
-        """The text so far; half a character at its end is left out until its other half is there."""
-        self._token_ids += token_ids
-        known = self._session.text_of(self._token_ids[self._begin : self._read])
-        window = self._session.text_of(self._token_ids[self._begin :])
-        if len(window) > len(known) and not window.endswith("\ufffd"):
-            self._text += window[len(known) :]
-            self._begin, self._read = self._read, len(self._token_ids)
-        return self._text
+def _logprobs(session: Session, asked: Asked, reply: Reply, kind: Kind) -> dict[str, Any] | None:
+    return logprobs(session.pieces(reply.token_ids), reply.logprobs, kind) if asked.with_logprobs else None
 
 
 def _refusal(failed: Exception | None) -> tuple[int, dict[str, Any]]:

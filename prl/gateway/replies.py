@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
@@ -14,14 +16,31 @@ from prl.gateway.requests import MODEL
 Kind = Literal["chat", "text"]
 
 
-def whole(reply: Reply, kind: Kind, answer_id: str) -> dict[str, Any]:
-    """The answer to a request that does not stream."""
+def whole(reply: Reply, kind: Kind, answer_id: str, said: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The answer to a request that does not stream; ``said`` are its ``logprobs``."""
     if kind == "text":
-        choice: dict[str, Any] = {"index": 0, "text": reply.text, "logprobs": None, "finish_reason": reply.finish}
+        choice: dict[str, Any] = {"index": 0, "text": reply.text, "logprobs": said, "finish_reason": reply.finish}
         return {**_head("text_completion", answer_id), "choices": [choice], "usage": usage(reply)}
     message = {**reply.message, "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(reply)}
+    choice = {"index": 0, "message": message, "logprobs": said, "finish_reason": _finish(reply)}
     return {**_head("chat.completion", answer_id), "choices": [choice], "usage": usage(reply)}
+
+
+def logprobs(pieces: list[str], values: list[float], kind: Kind) -> dict[str, Any]:
+    """The log-probability of every token that was sampled, those that ended the turn included, after temperature."""
+    if kind == "text":
+        offsets = [0, *accumulate(map(len, pieces))][: len(pieces)]
+        return {"tokens": pieces, "token_logprobs": values, "top_logprobs": None, "text_offset": offsets}
+    content = [
+        {"token": piece, "logprob": value, "bytes": _bytes_of(piece), "top_logprobs": []}
+        for piece, value in zip(pieces, values, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _bytes_of(piece: str) -> list[int] | None:
+    """None for a part of a character, whose bytes its text does not have."""
+    return None if "\ufffd" in piece else list(piece.encode())
 
 
 def usage(reply: Reply) -> dict[str, int]:
@@ -34,19 +53,23 @@ def usage(reply: Reply) -> dict[str, int]:
     }
 
 
-def error(message: str, code: str, kind: str = "invalid_request_error") -> dict[str, Any]:
-    """The body of an error."""
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+def error(message: str, code: str, kind: str = "invalid_request_error", *, param: str | None = None) -> dict[str, Any]:
+    """The body of an error; ``param`` is the parameter that it speaks of."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class Events:
     """The events of one streamed answer.
 
-    Text is sent once it is certain: not half a character, nor what may be the beginning of a tool call.
+    Text is sent once it is certain: not half a character, nor what may be the beginning of a tool call or of a stop
+    sequence. Log-probabilities come with the last of it.
     """
 
-    def __init__(self, kind: Kind, answer_id: str, *, has_tools: bool, with_usage: bool) -> None:
-        self._kind, self._id, self._has_tools, self._with_usage = kind, answer_id, has_tools, with_usage
+    def __init__(
+        self, kind: Kind, answer_id: str, *, has_tools: bool, with_usage: bool, stops: Sequence[str] = ()
+    ) -> None:
+        self._kind, self._id, self._with_usage = kind, answer_id, with_usage
+        self._marks = [*([OPEN] if has_tools else []), *stops]
         self._sent = 0
 
     def begin(self) -> bytes:
@@ -56,18 +79,17 @@ class Events:
     def text(self, so_far: str) -> bytes:
         """What is new in the text so far."""
         certain = so_far.rstrip("\ufffd")
-        if self._has_tools:
-            certain = certain[: _before_call(certain)]
+        certain = certain[: min((_before(mark, certain) for mark in self._marks), default=None)]
         new = certain[self._sent :]
         self._sent += len(new)
         return self._text(new, None) if new else b""
 
-    def end(self, reply: Reply) -> bytes:
-        """The rest, and how it ended."""
+    def end(self, reply: Reply, said: dict[str, Any] | None = None) -> bytes:
+        """The rest, and how it ended; ``said`` are its ``logprobs``."""
         content = str(reply.message["content"]) if self._kind == "chat" else reply.text
         rest, out = content[self._sent :], b""
-        if rest:
-            out += self._text(rest, None)
+        if rest or said is not None:
+            out += self._text(rest, None, said)
         if self._kind == "chat" and reply.tool_calls:
             calls = [{"index": index, **call} for index, call in enumerate(reply.message["tool_calls"])]
             out += self._delta({"tool_calls": calls}, None)
@@ -83,23 +105,23 @@ class Events:
     def _head(self) -> dict[str, Any]:
         return _head("chat.completion.chunk" if self._kind == "chat" else "text_completion", self._id)
 
-    def _text(self, new: str, finish: str | None) -> bytes:
+    def _text(self, new: str, finish: str | None, said: dict[str, Any] | None = None) -> bytes:
         if self._kind == "chat":
-            return self._delta({"content": new}, finish)
-        choice = {"index": 0, "text": new, "logprobs": None, "finish_reason": finish}
+            return self._delta({"content": new}, finish, said)
+        choice = {"index": 0, "text": new, "logprobs": said, "finish_reason": finish}
         return _event({**self._head(), "choices": [choice]})
 
-    def _delta(self, delta: dict[str, Any], finish: str | None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _delta(self, delta: dict[str, Any], finish: str | None, said: dict[str, Any] | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": said, "finish_reason": finish}
         return _event({**self._head(), "choices": [choice]})
 
 
-def _before_call(text: str) -> int:
-    """How much of ``text`` is surely before a call."""
-    if (start := text.find(OPEN)) >= 0:
+def _before(mark: str, text: str) -> int:
+    """How much of ``text`` is surely before ``mark``."""
+    if (start := text.find(mark)) >= 0:
         return start
-    for length in range(min(len(OPEN) - 1, len(text)), 0, -1):
-        if OPEN.startswith(text[-length:]):
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if mark.startswith(text[-length:]):
             return len(text) - length
     return len(text)
 

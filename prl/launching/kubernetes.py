@@ -24,13 +24,13 @@ from prl.launching.layout import (
     find_model,
     server_words,
 )
+from prl.launching.scripts import AGAIN_S, RESUME, UNTIL_ENDED, WAS_STOPPED, torchrun
 from prl.settings import to_toml_without_secrets
 from prl.trainer.launch import TOKEN
 
 STOPPED = 75
 """Exit code of a controller that was stopped and saved: EX_TEMPFAIL."""
 _RUNS, _SCRIPTS = "/runs", "/etc/prl"
-_AGAIN_S = 5
 _MANY = 1000
 
 
@@ -215,16 +215,11 @@ def _controller(layout: Layout) -> str:
 set -euo pipefail
 run={_RUNS}/{layout.name}
 rm -f "$run/ended"
-resume=()
-if [[ -e "$run/config.toml" ]]; then resume=(--resume); fi
+{RESUME}\
 prl run {_SCRIPTS}/config.toml --plain --run-dir "$run" "${{resume[@]}}"{elsewhere} &
 controller=$!
-trap 'kill -TERM "$controller"' TERM
-wait "$controller" || true
-while kill -0 "$controller" 2> /dev/null; do wait "$controller" || true; done
-code=0
-wait "$controller" || code=$?
-if ((code == 0)) && grep -q '"status": *"stopped"' "$run/summary.json" 2> /dev/null; then
+{UNTIL_ENDED}\
+if ((code == 0)) && {WAS_STOPPED}; then
   exit {STOPPED}
 fi
 if ((code <= 2)); then touch "$run/ended"; fi
@@ -246,21 +241,20 @@ while kill -0 "$server" 2> /dev/null; do
     kill -TERM "$server"
     exit 0
   fi
-  sleep {_AGAIN_S}
+  sleep {AGAIN_S}
 done
 wait "$server"
 """
 
 
 def _trainer(layout: Layout) -> str:
-    name, count = f"prl-{layout.name}", layout.num_trainer_nodes
+    name = f"prl-{layout.name}"
     return f"""\
 set -euo pipefail
 export PRL_TRAINER_ADDRESS=controller.{name}:{RANKS_PORT}
 ended={_RUNS}/{layout.name}/ended
-until torchrun --nnodes={count} --nproc-per-node={layout.ranks_per_node} --max-restarts=100 --rdzv-backend=c10d \\
-  --rdzv-endpoint={name}-trainer-0.{name}:{MEETING_PORT} --rdzv-id={name} -m prl.trainer.worker; do
+until {torchrun(layout, endpoint=f"{name}-trainer-0.{name}:{MEETING_PORT}", job=name)}; do
   if [[ -e "$ended" ]]; then exit 0; fi
-  sleep {_AGAIN_S}
+  sleep {AGAIN_S}
 done
 """

@@ -24,11 +24,11 @@ from prl.launching.layout import (
     find_model,
     server_words,
 )
+from prl.launching.scripts import AGAIN_S, RESUME, UNTIL_ENDED, WAS_STOPPED, torchrun
 from prl.trainer.launch import TOKEN
 
 _LONGEST_SIGNAL_S = 65535
 """Slurm's own limit on the seconds of ``--signal``."""
-_AGAIN_S = 5
 
 
 def job_script(
@@ -119,7 +119,7 @@ serve() {{
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" --output="$run/logs/server-$number.log" --open-mode=append \\
       env CUDA_VISIBLE_DEVICES="$gpus" {environment} \\
       vllm serve "$model" --host 0.0.0.0 --port "$port" {arguments} || true
-    sleep {_AGAIN_S}
+    sleep {AGAIN_S}
   done
 }}
 servers=()
@@ -143,9 +143,8 @@ train() {{
   export PRL_TRAINER_ADDRESS="${{nodes[0]}}:{RANKS_PORT}"
   until srun --overlap --nodes={count} --ntasks={count} --ntasks-per-node=1 --nodelist="$hosts" --kill-on-bad-exit=1 \\
     --output="$run/logs/torchrun-%n.log" --open-mode=append \\
-    torchrun --nnodes={count} --nproc-per-node={layout.ranks_per_node} --max-restarts=100 --rdzv-backend=c10d \\
-    --rdzv-endpoint="${{nodes[{first}]}}:{MEETING_PORT}" --rdzv-id="$SLURM_JOB_ID" -m prl.trainer.worker; do
-    sleep {_AGAIN_S}
+    {torchrun(layout, endpoint=f'"${{nodes[{first}]}}:{MEETING_PORT}"', job='"$SLURM_JOB_ID"')}; do
+    sleep {AGAIN_S}
   done
 }}
 train &
@@ -163,19 +162,12 @@ def _controller(layout: Layout, overrides: Sequence[str]) -> str:
             ' --set "engine.servers=[$(IFS=,; echo "${servers[*]}")]"'
         )
     return f"""\
-resume=()
-if [[ -e "$run/config.toml" ]]; then resume=(--resume); fi
+{RESUME}\
 prl run "$config" --plain --run-dir "$run" "${{resume[@]}}"{given}{elsewhere} &
 controller=$!
 
-# The time is nearly up, or the job is preempted: finish the step, save, leave. A trapped signal ends `wait`, so again.
-trap 'kill -TERM "$controller"' TERM
-wait "$controller" || true
-while kill -0 "$controller" 2> /dev/null; do wait "$controller" || true; done
-code=0
-wait "$controller" || code=$?
-
-if grep -q '"status": *"stopped"' "$run/summary.json" 2> /dev/null && ((code == 0)); then
+{UNTIL_ENDED}
+if {WAS_STOPPED} && ((code == 0)); then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

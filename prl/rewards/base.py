@@ -4,8 +4,8 @@ A reward is called as ``reward(completion, prompt)``. It is either
 
 - a function, async or plain, whose keyword-only parameters are its options; or
 - a class whose constructor takes the options as keywords and whose instances are called. An instance may have
-  ``async open()`` and ``async close()``, ``required_fields``, ``check_row``, ``concurrency``, ``statistics()`` (see
-  ``Reward``).
+  ``async open()`` and ``async close()``, ``required_fields``, ``reads_all_fields``, ``check_row``, ``concurrency``,
+  ``statistics()`` (see ``Reward``).
 
 It returns a finite number, or None to abstain, or either with its reason (``Judged``). Anything else is a failure of
 the reward, never a 0. Plain functions run outside the event loop, in threads. A reward sees the completion's text
@@ -67,6 +67,8 @@ class Reward(msgspec.Struct, frozen=True, kw_only=True):
     """Called as ``reward(completions, prompt)`` with all completions of a prompt, for one value each."""
     required_fields: tuple[str, ...]
     """Fields that a prompt must have (such as ``answer``); a row without one is refused when the data is loaded."""
+    reads_all_fields: bool
+    """It looks at whatever fields a row has, so that none of them is one too many."""
     concurrency: int | None
     """Most calls that make sense at once, where the reward itself knows (its number of workers)."""
     open: Callable[[], Awaitable[None]] | None
@@ -120,6 +122,7 @@ def make_reward(name: str, options: Mapping[str, Any]) -> Reward:
         is_async=inspect.iscoroutinefunction(instance) or inspect.iscoroutinefunction(type(instance).__call__),
         per_group=bool(getattr(target, "per_group", False)),
         required_fields=tuple(getattr(instance, "required_fields", getattr(target, "required_fields", ()))),
+        reads_all_fields=bool(getattr(instance, "reads_all_fields", False)),
         concurrency=getattr(instance, "concurrency", None),
         open=getattr(instance, "open", None),
         close=getattr(instance, "close", None),

@@ -24,6 +24,7 @@ from prl.rewards.base import Judged
 from prl.rewards.code_harness import Call, harness, results_of
 from prl.rewards.extract import after_thinking, opens_thinking
 from prl.rewards.sandbox import Isolation, Limits, Ran, how_stopped, offered, run
+from prl.rewards.turns import Turns
 from prl.types import Completion, Prompt
 
 MAX_PROGRAM_CHARS = 100_000
@@ -68,7 +69,7 @@ class Code:
         what they take. Raises PluginError where the machine does not offer ``isolation``.
         """
         self._isolation, self._extract, self._score = isolation, extract, score
-        self.concurrency = num_workers
+        self._turns = Turns(num_workers)
         self._limits = Limits(
             cpu_s=cpu_s,
             wall_s=wall_s,
@@ -87,10 +88,9 @@ class Code:
         if len(program) > MAX_PROGRAM_CHARS:
             return Judged(value=0.0, reason="program_too_long", detail=f"it has {len(program)} characters")
         tests = _tests(prompt.fields["tests"])
-        if isinstance(tests[0], Streams):
-            faults = await self._faults_of_runs(program, [test for test in tests if isinstance(test, Streams)])
-        else:
-            faults = await self._faults_of_calls(program, [test for test in tests if isinstance(test, Result)])
+        async with self._turns.turn(prompt.id) as standing:
+            faults = await self._faults(program, tests)
+            standing.num_exhausted += any(fault is not None and fault[0].startswith("exhausted") for fault in faults)
         failed = [(number, *fault) for number, fault in enumerate(faults, 1) if fault is not None]
         if not failed:
             return Judged(value=1.0, reason="passed", detail=f"{len(tests)} tests passed")
@@ -115,6 +115,12 @@ class Code:
             return None
         closing = fences[2 * (len(fences) // 2) - 1]
         return text[fences[2 * (len(fences) // 2) - 2].end() : closing.start()].strip("\n")
+
+    async def _faults(self, program: str, tests: list[Streams] | list[Result]) -> list[tuple[str, str] | None]:
+        """What is wrong with the program, by test; None where nothing is."""
+        if isinstance(tests[0], Streams):
+            return await self._faults_of_runs(program, [test for test in tests if isinstance(test, Streams)])
+        return await self._faults_of_calls(program, [test for test in tests if isinstance(test, Result)])
 
     async def _faults_of_runs(self, program: str, tests: list[Streams]) -> list[tuple[str, str] | None]:
         faults: list[tuple[str, str] | None] = []

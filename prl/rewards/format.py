@@ -44,17 +44,16 @@ class Format:
                 f"the reward 'format', option 'pattern', is no regular expression: {error}; got {pattern!r}"
             ) from error
         self._reference, self._max_chars = f"{match}:{pattern}", max_chars
-        self.concurrency = num_workers
         limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=512)
         self.pool = WorkerPool("prl.rewards.format_worker", num_workers, limits)
         self.open, self.close = self.pool.open, self.pool.close
 
-    async def __call__(self, completion: Completion, prompt: Prompt) -> Judged:  # noqa: ARG002  (the protocol)
+    async def __call__(self, completion: Completion, prompt: Prompt) -> Judged:
         """Match one completion. Raises RewardError when a worker dies."""
         if len(completion.text) > self._max_chars:
             detail = f"the text has {len(completion.text)} characters, over max_chars = {self._max_chars}"
             return Judged(value=0.0, reason="text_too_long", detail=detail)
-        reply = await self.pool.ask(Question(text=completion.text, reference=self._reference))
+        reply = await self.pool.ask(Question(text=completion.text, reference=self._reference), prompt.id)
         if isinstance(reply, Exhausted):
             return Judged(value=0.0, reason=reply.reason, detail="matching it took more than a limit")
         return Judged(value=reply.value, reason="match" if reply.value else "no_match")

@@ -43,7 +43,6 @@ class ReasoningGym:
         if importlib.util.find_spec("reasoning_gym") is None:
             raise MissingExtraError("reasoning-gym", "data", "the reward 'reasoning_gym'")
         self._extract: Extract = extract
-        self.concurrency = num_workers
         limits = Limits(cpu_s=cpu_s, wall_s=wall_s, memory_mib=memory_mib)
         self.pool = WorkerPool("prl.rewards.gym_worker", num_workers, limits)
         self.open, self.close = self.pool.open, self.pool.close
@@ -56,7 +55,7 @@ class ReasoningGym:
         if len(answer) > MAX_ANSWER_CHARS:
             return Judged(value=0.0, reason="answer_too_long", detail=f"{len(answer)} characters")
         reference = msgspec.json.encode(prompt.fields[FIELD]).decode()
-        reply = await self.pool.ask(Question(text=answer, reference=reference))
+        reply = await self.pool.ask(Question(text=answer, reference=reference), prompt.id)
         if isinstance(reply, Exhausted):
             return Judged(value=0.0, reason=reply.reason, detail="judging it took more than a limit")
         return Judged(value=reply.value, reason="judged", detail=f"answer {answer[:200]!r}")

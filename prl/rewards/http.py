@@ -49,6 +49,8 @@ class _Batch:
 class Http:
     """What a reward server gives."""
 
+    reads_all_fields = True  # they are sent
+
     def __init__(
         self,
         *,

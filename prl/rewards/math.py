@@ -4,7 +4,7 @@
   an answer that hangs it holds up no other. Policies are options.
 - Nothing of a completion but a short plain number (``verdict/plain.py``) is parsed in this process: mathematics on a
   model's text can hang, and even printing its result can. A worker that exceeds its limits is killed and replaced
-  (``pool.py``).
+  (``pool.py``), and what its group still asks comes behind what others do (``turns.py``).
 - An answer that exhausts a limit is wrong (0.0), counted by limit. A worker that dies of anything else has judged
   nothing: RewardError. A right answer that has no meaning makes the reward abstain, never pay; it is found when the
   data is loaded, since every right answer is compared with itself there. So is one that nothing here can read.
@@ -72,8 +72,8 @@ class Math:
         refused when the data is loaded, or with ``unreadable_gold = "text"`` judged so.
 
         The rest are the number of worker processes (of either kind) and the limits of each. Keep ``wall_s`` below the
-        reward's ``timeout_s``, past which a call is a failure and no verdict. Raises MissingExtraError where
-        math-verify is not installed.
+        reward's ``timeout_s``, past which a call is a failure and no verdict; the wait for a worker counts for
+        neither. Raises MissingExtraError where math-verify is not installed.
         """
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtraError("math-verify", "math", "the reward 'math'")
@@ -112,17 +112,17 @@ class Math:
         question = Question(text=answer, reference=gold)
         if (known := self._known.get(question)) is not None:
             return known
-        judged = await self._judge(question)
+        judged = await self._judge(question, prompt.id)
         if judged.reason not in _EXPLAINED:  # a limit may be met on a busy machine only
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             self._known[question] = judged
         return judged
 
-    async def _judge(self, question: Question) -> Judged:
-        reply = await self.rules.ask(question)
+    async def _judge(self, question: Question, group: int) -> Judged:
+        reply = await self.rules.ask(question, group)
         if isinstance(reply, Reply) and reply.reason == "unread":
-            reply = await self.symbolic.ask(question)
+            reply = await self.symbolic.ask(question, group)
         if isinstance(reply, Exhausted):
             return Judged(value=0.0, reason=reply.reason, detail=_EXPLAINED[reply.reason])
         return Judged(value=reply.value, reason=reply.reason, detail=f"answer {question.text[:200]!r}: {reply.detail}")

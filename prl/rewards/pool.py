@@ -1,7 +1,8 @@
 """A fixed number of worker processes that judge texts and may be killed at any moment: the side of the parent.
 
-- A question has a worker to itself. Waiting for a free worker has no limit of its own (the caller bounds how many ask);
-  the answer has ``wall_s``, and the kernel stops the worker at its limit of processor time before that.
+- A question has a worker to itself. Waiting for one, free (``turns.py``) and started, is not counted against the
+  caller's deadline; the answer has ``wall_s``, and the kernel stops the worker at its limit of processor time before
+  that.
 - A worker that exhausts a limit, or whose caller is cancelled, is killed, reaped and replaced before anyone else is
   served by it. So the number of processes returns to ``num_workers``, and one text never holds up more than one worker.
 - To exhaust a limit is an outcome (``Exhausted``); a worker that ends for any other reason is a RewardError, and so is
@@ -24,11 +25,12 @@ from typing import Literal
 
 import msgspec
 
-from prl.deadlines import awake_timeout
+from prl.deadlines import awake_timeout, uncounted
 from prl.errors import RewardError
 from prl.failure import running
 from prl.hidden import is_secret
 from prl.process import signal_group
+from prl.rewards.turns import Turns
 from prl.rewards.worker import Question, Reply
 from prl.wire import Channel, WireClosedError
 
@@ -70,23 +72,27 @@ class WorkerPool:
         Without ``wait`` the first questions wait instead.
         """
         self._idle = list(self._workers)
-        self._free = asyncio.Semaphore(len(self._workers))
+        self._turns = Turns(len(self._workers))
         for worker in self._workers:
             await worker.spawn()
         if wait:
             for worker in self._workers:
                 await worker.ready()
 
-    async def ask(self, question: Question) -> Reply | Exhausted:
-        """Have one question judged. Raises RewardError when a worker dies or cannot be started."""
-        async with self._free:
+    async def ask(self, question: Question, group: int = 0) -> Reply | Exhausted:
+        """Have one question of a group judged. Raises RewardError when a worker dies or cannot be started."""
+        async with self._turns.turn(group) as standing:
             worker = self._idle.pop()
             try:
-                await worker.ready()
-                return await worker.answer(question)
+                with uncounted():
+                    await worker.ready()
+                reply = await worker.answer(question)
+                standing.num_exhausted += isinstance(reply, Exhausted)
+                return reply
             finally:
                 try:
-                    await worker.mend()
+                    with uncounted():
+                        await worker.mend()
                 finally:
                     self._idle.append(worker)
 

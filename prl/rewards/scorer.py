@@ -43,11 +43,8 @@ class Scorer:
         """
         if needed and not rewards:
             raise ConfigError('there is no reward: add a [[rewards]] table, such as name = "answer"')
-        seen: Counter[str] = Counter()
         self._judges: list[Asked] = []
-        for config in rewards:
-            seen[config.name] += 1
-            label = config.name if seen[config.name] == 1 else f"{config.name}_{seen[config.name]}"
+        for label, config in zip(labels_of(rewards), rewards, strict=True):
             judge = Asked(label, config, make_reward(config.name, config.options))
             if config.gate and judge.reward.per_group:
                 raise ConfigError(f"the reward {label!r} judges whole groups and cannot be a gate: leave gate away")
@@ -63,6 +60,11 @@ class Scorer:
     def required_fields(self) -> list[str]:
         """Fields that every prompt must have for these rewards, sorted."""
         return sorted({field for judge in self._judges for field in judge.reward.required_fields})
+
+    @property
+    def reads_all_fields(self) -> bool:
+        """Whether a reward looks at whatever fields a prompt has."""
+        return any(judge.reward.reads_all_fields for judge in self._judges)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as exits:
@@ -171,6 +173,25 @@ class Scorer:
     def statistics(self) -> dict[str, RewardStatistics]:
         """Per reward, by the name that also stands in ``Score.parts``."""
         return {judge.label: judge.statistics() for judge in self._judges}
+
+
+def labels_of(rewards: Sequence[RewardConfig]) -> list[str]:
+    """The name of each in ``Score.parts``: its own, the second of one name with ``_2`` behind it.
+
+    Raises ConfigError where two would be one.
+    """
+    seen: Counter[str] = Counter()
+    labels: list[str] = []
+    for config in rewards:
+        seen[config.name] += 1
+        label = config.name if seen[config.name] == 1 else f"{config.name}_{seen[config.name]}"
+        if label in labels:
+            raise ConfigError(
+                f"rewards: two have the name {label!r} in the metrics, since the second {config.name!r} is called"
+                f" {config.name}_2, the third {config.name}_3: name the reward {label!r} otherwise"
+            )
+        labels.append(label)
+    return labels
 
 
 async def _ask_all(

@@ -6,8 +6,10 @@ Invariants:
   h sequences, ``fixed + tokens * token_s / ranks`` for an optimiser step. Both are fitted to ``metrics.jsonl`` without
   its first quarter; what varies too little there to be told apart is divided by a stated rule.
 - The costs are those of each stage alone. Where engines and ranks share the machine, what they were slowed down by each
-  other is taken out first, and simulating the run with what is left must give the step time that the run had: one
-  factor on all costs makes it so.
+  other is taken out first (``overlap.py``), and simulating the run with what is left must give the step time that the
+  run had: one factor on all costs makes it so.
+- What sharing costs beyond the equal parts is fitted to the steps, too: those in which the stages were at work together
+  for longer took longer. Where all steps are alike in that it cannot be seen, and is taken for nothing.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ from prl.config import Config
 from prl.errors import ConfigError
 from prl.settings import load_config
 from prl.simulate.costs import Measured, costs_of
+from prl.simulate.overlap import TIMELINE, Span, StepTimes, Work, works_of
 from prl.simulate.report import report_of
 from prl.simulate.run import simulate
 
 T = TypeVar("T", bound=msgspec.Struct)
+Point = tuple[float, float]
 TOO_ALIKE = 0.05
 """Where what a cost depends on varies by less (standard deviation / mean), its two parts cannot be told apart."""
+SHARINGS = [percent / 100 for percent in range(100, 49, -2)]
+DOUBT = 0.02
+"""How much a worse fit of the steps (a sum of squares) is worth a sharing of 1: theirs differ by some 5 % anyway."""
 NUM_SCALINGS = 3
 SIMULATED_STEPS = 60
 
@@ -46,6 +53,7 @@ class _Line(msgspec.Struct, frozen=True):
     wait_batch_s: float
     pause_s: float
     in_flight: float = 0.0
+    at: float = 0.0
 
 
 class _Sample(msgspec.Struct, frozen=True):
@@ -88,7 +96,10 @@ def measured_in(run: Path, num_accelerators: int | None) -> Measured:
     shared = msgspec.structs.replace(
         config, simulate=msgspec.structs.replace(config.simulate, run="", num_accelerators=num_accelerators)
     )
-    measured = _fit(shared, lines, prompt_tokens, list(groups.values()))
+    spans = _read(run / TIMELINE, Span) if lines[0].at and (run / TIMELINE).exists() else []
+    steps = [StepTimes(line.at - line.time_s, line.at, line.engine_busy, line.trainer_busy) for line in lines]
+    works = works_of(shared, steps, spans)
+    measured = _fit(shared, lines, works, prompt_tokens, list(groups.values()))
     return _scaled(shared, measured, _step_s(config, lines))
 
 
@@ -106,18 +117,19 @@ def _step_s(config: Config, lines: Sequence[_Line]) -> float:
     return statistics.fmean(line.time_s for line in whole)
 
 
-def _fit(config: Config, lines: Sequence[_Line], prompt_tokens: int, groups: list[list[float]]) -> Measured:
-    engines, ranks = config.engine.count, config.trainer.num_ranks
-    decode: list[tuple[float, float]] = []
-    training: list[tuple[float, float]] = []
-    for line in lines:
-        engine_share, trainer_share = _alone(config, line)
-        decode_s, train_s = line.engine_busy * line.time_s, line.trainer_busy * line.time_s
-        if line.tokens_generated and decode_s > 0:
-            streams = min(config.engine.max_num_seqs, line.in_flight * line.time_s / decode_s / engines)
-            decode.append((1 / streams, decode_s * engine_share * engines / line.tokens_generated))
-        tokens = (line.tokens_trained + line.samples * prompt_tokens) / ranks
-        training.append((tokens, train_s * trainer_share))
+def _fit(
+    config: Config, lines: Sequence[_Line], works: Sequence[Work], prompt_tokens: int, groups: list[list[float]]
+) -> Measured:
+    """The costs alone, and what is left of the speed where both stages are at work: whatever fits the steps best."""
+
+    def residual(sharing: float) -> float:
+        decode, training = _points(config, lines, works, prompt_tokens, sharing)
+        off = _off(decode, shared_equally=True) + _off(training, shared_equally=False)
+        return off + DOUBT * (1 - sharing) ** 2
+
+    is_shared = config.simulate.num_accelerators is not None
+    sharing = min(SHARINGS, key=residual) if is_shared else 1.0
+    decode, training = _points(config, lines, works, prompt_tokens, sharing)
     base_s, per_sequence_s = _line_through(decode, shared_equally=True)
     token_s, fixed_s = _line_through(training, shared_equally=False)
     between_s = [max(0.0, line.time_s * (1 - line.trainer_busy) - line.wait_batch_s - line.pause_s) for line in lines]
@@ -127,27 +139,38 @@ def _fit(config: Config, lines: Sequence[_Line], prompt_tokens: int, groups: lis
         base_s=max(base_s, 1e-9),
         per_sequence_s=per_sequence_s,
         train_token_s=max(token_s, 1e-12),
-        train_fixed_s=fixed_s + statistics.fmean(between_s),
+        train_fixed_s=fixed_s,
+        between_s=statistics.fmean(between_s),
+        sharing=sharing,
         update_s=statistics.fmean(line.pause_s for line in lines),
     )
 
 
-def _alone(config: Config, line: _Line) -> tuple[float, float]:
-    """What decoding and training took alone, as parts of what they took together."""
-    num, engines, ranks = config.simulate.num_accelerators, config.engine.count, config.trainer.num_ranks
-    if num is None:
-        return 1.0, 1.0
-    decoding, training = max(1e-9, line.engine_busy), max(1e-9, line.trainer_busy)
-    both = min(max(decoding * training, decoding + training - 1), decoding, training)
-    together = min(1.0, num / (engines * config.engine.tensor_parallel_size + ranks))
-    apart = min(1.0, num / (engines * config.engine.tensor_parallel_size)), min(1.0, num / ranks)
-    return (
-        (both * together + (decoding - both) * apart[0]) / decoding,
-        (both * together + (training - both) * apart[1]) / training,
-    )
+def _points(
+    config: Config, lines: Sequence[_Line], works: Sequence[Work], prompt_tokens: int, sharing: float
+) -> tuple[list[Point], list[Point]]:
+    """Of every step: seconds alone of a decoded token by the share of a step that it is, of training by its tokens."""
+    engines, ranks = config.engine.num_engines, config.trainer.num_ranks
+    decode, training = list[Point](), list[Point]()
+    for line, work in zip(lines, works, strict=True):
+        decode_s = line.engine_busy * line.time_s
+        if line.tokens_generated and decode_s > 0:
+            streams = min(config.engine.max_num_seqs, line.in_flight * line.time_s / decode_s / engines)
+            alone_s = work.decode_apart_s + sharing * work.decode_both_s
+            decode.append((1 / streams, alone_s * engines / line.tokens_generated))
+        tokens = (line.tokens_trained + line.samples * prompt_tokens) / ranks
+        training.append((tokens, work.train_apart_s + sharing * work.train_both_s))
+    return decode, training
 
 
-def _line_through(points: Sequence[tuple[float, float]], *, shared_equally: bool) -> tuple[float, float]:
+def _off(points: Sequence[Point], *, shared_equally: bool) -> float:
+    """How far the points are from their line: the sum of squares, against their mean."""
+    slope, offset = _line_through(points, shared_equally=shared_equally)
+    mean = statistics.fmean(y for _, y in points)
+    return sum(((y - slope * x - offset) / mean) ** 2 for x, y in points)
+
+
+def _line_through(points: Sequence[Point], *, shared_equally: bool) -> tuple[float, float]:
     """Slope and offset, neither below 0, of the line nearest to the points (least squares).
 
     Where the points lie too close together for that, slope and offset explain half each, or the slope all of it.
@@ -177,6 +200,7 @@ def _scaled(config: Config, measured: Measured, step_s: float) -> Measured:
             per_sequence_s=measured.per_sequence_s * factor,
             train_token_s=measured.train_token_s * factor,
             train_fixed_s=measured.train_fixed_s * factor,
+            between_s=measured.between_s * factor,
             update_s=measured.update_s * factor,
         )
     return measured

@@ -32,6 +32,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """By prompt and seed."""
     train_s: Callable[[int, int], float]
     """Of a step on so many samples with so many sampled tokens."""
+    between_s: float
+    """Between two steps, with nobody at work on it."""
+    sharing: float
+    """What is left of shared accelerators' speed while engines and ranks are both at work."""
     update_s: float
 
 
@@ -45,6 +49,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     per_sequence_s: float
     train_token_s: float
     train_fixed_s: float
+    between_s: float
+    sharing: float
     update_s: float
 
 
@@ -60,7 +66,7 @@ def costs_of(config: Config, measured: Measured | None = None) -> Costs:
     token_s, fixed_s = _training(simulate, measured)
     prompt_tokens = simulate.prompt_tokens or (measured.prompt_tokens if measured else 0)
     grain = simulate.grain or max(1, longest // LONGEST_SIMULATED)
-    update_s = simulate.update_s if simulate.update_s is not None else measured.update_s if measured else 0.0
+    between_s, sharing, update_s = simulate.train.between_s, simulate.sharing, simulate.update_s
     return Costs(
         grain=grain,
         longest=longest // grain + 2,
@@ -68,7 +74,9 @@ def costs_of(config: Config, measured: Measured | None = None) -> Costs:
         step_s=step_time_of(decode, grain, config.engine.max_num_seqs),
         length_of=_lengths(config, grain, measured),
         train_s=lambda samples, tokens: fixed_s + token_s / num_ranks * (tokens * grain + samples * prompt_tokens),
-        update_s=update_s,
+        between_s=between_s if between_s is not None else measured.between_s if measured else 0.0,
+        sharing=sharing if sharing is not None else measured.sharing if measured else 1.0,
+        update_s=update_s if update_s is not None else measured.update_s if measured else 0.0,
     )
 
 
@@ -76,7 +84,7 @@ def _num_cut(config: Config) -> int:
     """Prompts that are under way at the beginning as if the run had gone on for long."""
     if has_bound(config) or not config.simulate.steady_start:
         return 0
-    return num_streams(config, config.engine.count) // config.pipeline.group_size
+    return num_streams(config, config.engine.num_engines) // config.pipeline.group_size
 
 
 def _decode(config: DecodeConfig, measured: Measured | None) -> DecodeConfig:

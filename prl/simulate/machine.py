@@ -3,7 +3,8 @@
 Invariants:
 
 - Where engines and ranks have accelerators of their own nobody slows anybody down. Sharing, all that are at work at a
-  moment get an equal part of what there is, and never more than one accelerator each.
+  moment get an equal part of what there is, and never more than one accelerator each; of that ``sharing`` is left while
+  engines and ranks are both among them.
 - A change of speed is told to everybody that is at work *after* each has counted what it did until then.
 """
 
@@ -24,9 +25,11 @@ class Machine:
         num_accelerators: in all; None where each has its own.
         per_engine: accelerators of one engine.
         num_ranks: that train together, one accelerator each.
+        sharing: what is left of the speed while engines and ranks are both at work.
     """
 
-    def __init__(self, *, num_accelerators: int | None, per_engine: int, num_ranks: int) -> None:
+    def __init__(self, *, num_accelerators: int | None, per_engine: int, num_ranks: int, sharing: float = 1.0) -> None:
+        self._sharing = sharing
         self._num_accelerators, self._per_engine, self._num_ranks = num_accelerators, per_engine, num_ranks
         self._engines: dict[PacedEngine, None] = {}
         self._trains = False
@@ -70,8 +73,12 @@ class Machine:
 
     def _changed(self, but: PacedEngine | None = None) -> None:
         """Somebody began or ended: share anew."""
-        demand = len(self._engines) * self._per_engine + self._trains * self._num_ranks
-        speed = min(1.0, (self._num_accelerators or 1) / max(1, demand))
+        speed = speed_of(
+            self._num_accelerators or 1,
+            decoding=len(self._engines) * self._per_engine,
+            training=self._trains * self._num_ranks,
+            sharing=self._sharing,
+        )
         if speed == self._speed:
             return
         others = [engine for engine in self._engines if engine is not but]
@@ -98,6 +105,12 @@ class Machine:
     def _done(self) -> None:
         if self._trained is not None and not self._trained.done():
             self._trained.set_result(None)
+
+
+def speed_of(num_accelerators: int, *, decoding: int, training: int, sharing: float) -> float:
+    """Of everybody who is at work, against each alone, where so many accelerators would be kept busy by either side."""
+    both = sharing if decoding and training else 1.0
+    return both * min(1.0, num_accelerators / max(1, decoding + training))
 
 
 def step_time_of(config: DecodeConfig, grain: int, num_streams: int) -> Callable[[int], float]:

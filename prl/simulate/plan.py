@@ -36,7 +36,7 @@ NEARLY_ALL = 0.9
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One set-up, as the keys that ``prl run`` takes it with."""
+    """One set-up, as the keys that ``prl run`` takes it with; ``engine.count`` stands for servers, too."""
 
     num_engines: int
     num_ranks: int
@@ -46,10 +46,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
     def applied_to(self, config: Config) -> Config:
         """The configuration with these values."""
-        replace = msgspec.structs.replace
+        replace, engine = msgspec.structs.replace, config.engine
+        kind = "auto" if engine.kind == "server" else engine.kind
         return replace(
             config,
-            engine=replace(config.engine, count=self.num_engines, max_num_seqs=self.max_num_seqs),
+            engine=replace(engine, kind=kind, count=self.num_engines, servers=[], max_num_seqs=self.max_num_seqs),
             trainer=replace(config.trainer, num_ranks=self.num_ranks),
             pipeline=replace(config.pipeline, mode="pipeline", max_lag=self.max_lag, batches_ahead=self.batches_ahead),
         )
@@ -129,7 +130,7 @@ def _candidates(config: Config, num_accelerators: int) -> Iterator[Candidate]:
 def _splits(config: Config, num_accelerators: int) -> list[tuple[int, int]]:
     """Engines and ranks: those there are where they share, else every division, thinned out."""
     if config.simulate.num_accelerators is not None:
-        return [(config.engine.count, config.trainer.num_ranks)]
+        return [(config.engine.num_engines, config.trainer.num_ranks)]
     size = config.engine.tensor_parallel_size
     most = (num_accelerators - 1) // size
     counts = sorted({max(1, round(most * part / NUM_SPLITS)) for part in range(1, NUM_SPLITS + 1)}) if most else []
@@ -155,12 +156,12 @@ def _estimate(config: Config, measured: Measured | None) -> float:
     lengths = [costs.length_of(prompt + (1 << 30), prompt) for prompt in range(NUM_SAMPLED)]
     mean, longest = sum(lengths) / NUM_SAMPLED, sorted(lengths)[-1 - NUM_SAMPLED // max(batch, 2) // 2]
     train_s = costs.train_s(batch, round(batch * mean)) + costs.update_s
-    capacity, max_lag = config.engine.count * config.engine.max_num_seqs, config.pipeline.max_lag
+    capacity, max_lag = config.engine.num_engines * config.engine.max_num_seqs, config.pipeline.max_lag
     rate = 0.0
     for _ in range(4):
         under_way = capacity if max_lag is None else min(capacity, (max_lag + 1) * batch - rate * train_s)
-        each = max(1, round(max(1.0, under_way) / config.engine.count))
-        rate = min(batch / train_s, each * config.engine.count / costs.step_s(each) / mean)
+        each = max(1, round(max(1.0, under_way) / config.engine.num_engines))
+        rate = min(batch / train_s, each * config.engine.num_engines / costs.step_s(each) / mean)
         if max_lag is not None:
             rate = min(rate, (max_lag + 1) * batch / (longest * costs.step_s(each) + train_s))
     lag = under_way / batch if max_lag is None else min(float(max_lag), under_way / batch)
@@ -208,7 +209,7 @@ def limit_of(config: Config, report: Report) -> str:
         return f"training: the ranks are busy {trainer.training:.0%} of the time"
     if trainer.updates >= 1 - NEARLY_ALL and trainer.updates >= trainer.waits_for_batch:
         return f"weight updates: {trainer.updates:.0%} of the trainer's time"
-    capacity = config.engine.count * config.engine.max_num_seqs
+    capacity = config.engine.num_engines * config.engine.max_num_seqs
     filled = queues.sequences_in_flight / capacity
     if filled >= NEARLY_ALL * (engines.decoding or 1):
         return f"generation: the engines decode {engines.decoding:.0%} of the time, full"

@@ -73,9 +73,9 @@ def simulate(config: Config, costs: Costs, *, make_buffer: Callable[[Config], Bu
 
 @contextmanager
 def _seldom_collected() -> Iterator[None]:
-    """Let garbage collection look at ten thousand sequences in flight a few times, not a thousand times."""
+    """Let garbage collection look at ten thousand sequences in flight hardly ever: what ends leaves no cycles."""
     before = gc.get_threshold()
-    gc.set_threshold(200_000, 50, 50)
+    gc.set_threshold(5_000_000, 50, 50)
     try:
         yield
     finally:
@@ -92,11 +92,12 @@ class _Run:
             num_accelerators=config.simulate.num_accelerators,
             per_engine=engine.tensor_parallel_size,
             num_ranks=config.trainer.num_ranks,
+            sharing=costs.sharing,
         )
         self._deaths = Deaths(config.simulate.faults.engine_deaths_per_hour, self._seed)
         self._made: list[PacedEngine] = []
         self._pool = EnginePool(
-            [self._make_engine(index, index) for index in range(engine.count)],
+            [self._make_engine(index, index) for index in range(engine.num_engines)],
             msgspec.structs.replace(engine, token_timeout_s=NEVER_S),
             gate_timeout_s=config.weights.timeout_s,
             rolling=config.weights.rolling,
@@ -230,7 +231,8 @@ class _Run:
         )
 
     async def _make_batch(self, step: int, groups: list[Group]) -> Batch:
-        """On the event loop: virtual time stands still meanwhile."""
+        """On the event loop: virtual time stands still meanwhile, but for what passes between two steps."""
+        await asyncio.sleep(self._costs.between_s)
         return make_batch(
             step,
             groups,

@@ -56,7 +56,8 @@ def _machine(config: Config) -> str:
     engine, shared = config.engine, config.simulate.num_accelerators
     size = f" of {engine.tensor_parallel_size}" if engine.tensor_parallel_size > 1 else ""
     on = f" on {shared} accelerators" if shared else ""
-    return f"{engine.count} engines{size}, {engine.max_num_seqs} sequences each; {config.trainer.num_ranks} ranks{on}"
+    engines = f"{engine.num_engines} engines{size}, {engine.max_num_seqs} sequences each"
+    return f"{engines}; {config.trainer.num_ranks} ranks{on}"
 
 
 def _dropped(report: Report) -> str:

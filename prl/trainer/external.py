@@ -4,8 +4,8 @@ Invariants:
 
 - Whoever watches the run is told at once how to start the ranks, and again when the missing ones change or a minute has
   passed: which are missing, and which are here, by host.
-- The same wait follows the death of a rank: the others left with it (their connections were closed), and whatever
-  started them starts them again.
+- The same wait follows the death of a rank, at its first start or later: the others left with it (their connections
+  were closed), and whatever started them starts them again. Where they do not come, the error has the death too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 from typing import Any
 
 from prl.config import Config
-from prl.errors import TrainerError
+from prl.errors import TrainerDeadError, TrainerError
 from prl.log import get_logger
 from prl.trainer import launch
 from prl.trainer.ranks import Ranks
@@ -26,15 +26,16 @@ REPEAT_S = 60.0
 _log = get_logger(__name__)
 
 
-async def gather_external(ranks: Ranks, config: Config, address: str) -> None:
-    """Wait until every rank has connected to ``address``.
+async def gather_external(ranks: Ranks, config: Config, address: str, *, after: TrainerDeadError | None = None) -> None:
+    """Wait until every rank has connected to ``address``; ``after`` the death of one while they started, if given.
 
     Raises:
         TrainerError: they did not within ``trainer.gather_timeout_s``, or one came that cannot be of this run.
     """
     timeout_s, command = config.trainer.gather_timeout_s, launch.by_hand(config, address)
     limit = f"trainer.gather_timeout_s = {timeout_s:g} s"
-    _log.warning(f"waiting for trainer {launch.named(ranks.missing())}", limit=limit, start_them_with=command)
+    why = {} if after is None else {"why": str(after)}
+    _log.warning(f"waiting for trainer {launch.named(ranks.missing())}", **why, limit=limit, start_them_with=command)
     try:
         async with asyncio.timeout(timeout_s):
             with waiting("the trainer", lambda: f"{_missing(ranks)} to connect to {address}", limit_s=timeout_s):
@@ -45,8 +46,8 @@ async def gather_external(ranks: Ranks, config: Config, address: str) -> None:
     except TimeoutError:
         raise TrainerError(
             f"trainer {launch.named(ranks.missing())} of {ranks.num_ranks} did not connect to {address} within {limit}"
-            f" ({_present(ranks)}); start them with: {command}"
-        ) from None
+            f" ({_present(ranks)}){'' if after is None else f', after this: {after}'}; start them with: {command}"
+        ) from after
     if problem is not None:
         raise TrainerError(f"the trainer did not start: {problem}")
     _log.info("all trainer ranks are here", **_by_host(ranks))

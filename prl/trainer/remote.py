@@ -71,11 +71,10 @@ class FsdpTrainer:
         began_at = clock()
         try:
             if self._is_external:
-                await gather_external(self._ranks, self._config, self._ranks.listen(*self._address))
-                began_at = clock()
+                replies = await self._load_external()
             else:
                 await self._start_ranks(self._ranks.listen(*self._address))
-            replies = await self._load(self._config.trainer.start_timeout_s - (clock() - began_at))
+                replies = await self._load(self._config.trainer.start_timeout_s - (clock() - began_at))
         except BaseException:
             await self.close()
             raise
@@ -190,6 +189,25 @@ class FsdpTrainer:
             return await self._ask(
                 "start", protocol.Ready, [setup] * self._ranks.num_ranks, timeout_s, "trainer.start_timeout_s"
             )
+
+    async def _load_external(self) -> list[protocol.Ready]:
+        """The same for ranks that others start; those that die of it are waited for anew, like those that die later."""
+        trainer = self._config.trainer
+        death: TrainerDeadError | None = None
+        for _ in range(1 + trainer.max_restarts):
+            address = self._ranks.listen(*self._address)
+            self._address = launch.split_address(address)  # where they come back to, if any port would have done
+            await gather_external(self._ranks, self._config, address, after=death)
+            try:
+                return await self._load(trainer.start_timeout_s)
+            except TrainerDeadError as error:
+                if not self._ranks.any_ended.is_set():
+                    raise
+                death = error
+            self._ranks.close()  # the others leave, too, and come back with it
+            self._ranks, self._under_way = Ranks(trainer.num_ranks, self._ranks.token), None
+        assert death is not None
+        raise death
 
     async def _start_ranks(self, address: str) -> None:
         """Start torchrun and get every rank to connect."""

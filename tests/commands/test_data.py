@@ -66,6 +66,22 @@ def test_json_is_for_scripts(config: Path, capsys: pytest.CaptureFixture[str]) -
     assert set(report["fingerprint"]) == {"order", "data"}
 
 
+def test_fields_that_nothing_reads_are_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line in ``prl data`` and in ``--check``, once for all rows; as an error where the data is to be strict."""
+    rows = [{"prompt": f"{i} * 1", "anwser": "1", "level": 2} for i in range(15)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = ["--set", "data.source=jsonl", "data.path=rows.jsonl"]
+    said = "'anwser' (did you mean 'answer'?) in every row, first rows.jsonl:1; 'level' in every row"
+    for words in (["data", str(config)], ["run", str(config), "--check"]):
+        assert main([*words, *keys]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert printed.count(said) == 1
+    assert main(["data", str(config), *keys, "data.extra_fields=refuse"]) == 2
+    assert "rows.jsonl:1: nothing reads the field 'anwser' (did you mean 'answer'?)" in capsys.readouterr().err
+    assert main(["data", str(config), "--set", "data.extra_fields=refuse"]) == 2
+    assert "no source reads any: remove it" in capsys.readouterr().err
+
+
 def test_a_bad_row_is_one_line_with_its_place(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 2, file, line, column and what to do; a wrong key likewise; a file that is not there."""
     Path("rows.jsonl").write_text('{"prompt": "1"}\n{"prompt": "2",}\n')

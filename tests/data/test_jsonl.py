@@ -138,6 +138,46 @@ def test_field_that_a_reward_needs(tmp_path: Path) -> None:
         Rows(path, Needs(required_fields=("answer",)))
 
 
+SPELT = (GOOD, b'{"prompt": "a", "answer": "1", "url": "x"}', b'{"prompt": "b", "anwser": "1"}', GOOD)
+
+
+def test_fields_that_nothing_reads_are_told_once(tmp_path: Path) -> None:
+    """One line for a file: the likely mistakes first, with how many rows have each, where, and what may be meant."""
+    path = write(tmp_path, *SPELT, b'{"prompt": "c", "anwser": "2", "level": null}')
+    found = f"'anwser' (did you mean 'answer'?) in 2 of 5 rows, first {path}:3; 'url' in 1 of 5 rows, first {path}:2"
+    assert Rows(path).warnings() == [f"{path}: no reward or key asks for these fields by name: {found}"]
+    assert Rows(path, Needs(reads_all=True)).warnings() == []
+    named = Needs(known_fields=("url",), required_fields=("prompt", "anwser"), skip_bad_rows=True)
+    assert [line for line in Rows(path, named).warnings() if "by name" in line] == []
+
+
+def test_a_second_answer_is_no_misspelt_one(tmp_path: Path) -> None:
+    """A name is meant only where the row has not got it; of many fields some are named."""
+    rows = [b'{"prompt": "a", "answer": "1", "answers": ["1"], ' + b", ".join(b'"f%d": 1' % i for i in range(9)) + b"}"]
+    (line,) = Rows(write(tmp_path, *rows)).warnings()
+    assert "'answers' in every row; 'f0' in every row; " in line
+    assert line.endswith("'f6' in every row; and 2 more")
+
+
+def test_extra_fields_are_refused_on_request(tmp_path: Path) -> None:
+    """With file, line and field, or skipped and counted as any bad row."""
+    path = write(tmp_path, *SPELT)
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: nothing reads the field 'url': take it away, name it in"):
+        Rows(path, Needs(refuse_extra=True))
+    rows = Rows(path, Needs(refuse_extra=True, skip_bad_rows=True))
+    assert (len(rows), rows.judge.num_bad) == (2, 2)
+    (line,) = rows.warnings()
+    assert "2 bad rows of" in line
+
+
+def test_a_missing_field_that_is_misspelt_is_named(tmp_path: Path) -> None:
+    """The row has another name for what a reward needs."""
+    path = write(tmp_path, *SPELT)
+    message = r":3: field 'answer' is missing, and a reward needs it \(did you mean 'anwser'\?\); data\.columns gives"
+    with pytest.raises(DataError, match=message):
+        Rows(path, Needs(required_fields=("answer",)))
+
+
 @pytest.mark.parametrize("lines", [[], [b"", b"   "]])
 def test_empty_file_is_an_error(tmp_path: Path, lines: list[bytes]) -> None:
     """No rows, no run."""

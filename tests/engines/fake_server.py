@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -34,6 +35,7 @@ class FakeServer:
         """Of the streams, in order."""
         self.open_streams = 0
         self.url = ""
+        self.tls: ssl.SSLContext | None = None
         self._allowed: asyncio.Condition = asyncio.Condition()
         self._num_allowed = 1_000_000
         self._changed = asyncio.Event()
@@ -58,11 +60,11 @@ class FakeServer:
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, ssl_context=self.tls)
         await site.start()
         assert self._runner.addresses
         self._port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self._port}"
 
     async def stop(self) -> None:
         """End as a killed process does: connections break."""

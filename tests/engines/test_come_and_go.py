@@ -334,19 +334,19 @@ def test_the_tally_neither_falls_nor_jumps() -> None:
                 engine.busy_s += seconds
 
         work(100, 10, 20)
-        assert tally.totals() == (200, 15)
+        assert tally.totals()[:2] == (200, 15)
         with tally.kept():
             here.append(engines[2])
-        assert tally.totals() == (200, 15)
+        assert tally.totals()[:2] == (200, 15)
         work(10, 6, 3, 3)
-        assert tally.totals() == (230, 19)
+        assert tally.totals()[:2] == (230, 19)
         with tally.kept():
             del here[0]
-        assert tally.totals() == (230, 19)
+        assert tally.totals()[:2] == (230, 19)
         work(1, 4, 2)
-        assert tally.totals() == (232, 22)
+        assert tally.totals()[:2] == (232, 22)
         with tally.kept():
             here.clear()
-        assert tally.totals() == (232, 22)
+        assert tally.totals()[:2] == (232, 22)
 
     virtual_time.run(main())

@@ -6,8 +6,12 @@ That it keeps the engine protocol on a real ``vllm serve`` process is shown in `
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +74,53 @@ async def consume(engine: ServerEngine, max_tokens: int, stream: Stream) -> None
     """One stream to its end."""
     async with aclosing(engine.generate(PROMPT, decoding(max_tokens))) as chunks:
         await stream.consume(chunks)
+
+
+# TLS ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 127.0.0.1, signed by itself, with its key in the same file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("makes a certificate with the command `openssl`, which is not installed")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    options = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    names = ["-subj", "/CN=engine", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(path.with_suffix(".key")), "-out", str(path.with_suffix(".crt"))]
+    subprocess.run(["openssl", "req", *options, *names, *files], check=True, capture_output=True)
+    path.write_text(path.with_suffix(".key").read_text() + path.with_suffix(".crt").read_text())
+    return path
+
+
+def with_tls(certificate: Path) -> FakeServer:
+    """A server behind https."""
+    server = FakeServer()
+    server.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.tls.load_cert_chain(certificate)
+    return server
+
+
+async def test_a_server_behind_https_is_taken_with_a_certificate_that_is_trusted(
+    certificate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``SSL_CERT_FILE`` names its authority; the engine streams and takes weights as without TLS."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    async with opened(with_tls(certificate)) as engine:
+        stream = Stream()
+        await consume(engine, 3, stream)
+        assert stream.token_ids == [FIRST, FIRST + 1, FIRST + 2]
+
+
+async def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(certificate: Path) -> None:
+    """And not waited for until the start's deadline: it would not pass."""
+    server = with_tls(certificate)
+    async with asyncio.timeout(DEADLINE_S), server.running():
+        engine = make_engine(server.url)
+        with pytest.raises(EngineError, match=r"TLS with engine-1 at https://.* failed .*SSL_CERT_FILE"):
+            await engine.open()
+        await engine.close()
+    assert server.calls == []
 
 
 # What will not do -----------------------------------------------------------------------------------------------------

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 import sys
+import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +16,7 @@ import pytest
 
 from prl.config import Config
 from prl.engines.base import Decoding
+from prl.environments import verifiers_package
 from prl.environments.session import Limits
 from prl.environments.verifiers_package import Verifiers
 from prl.errors import ConfigError, MissingExtraError, PluginError
@@ -28,12 +33,19 @@ from tests.tiny_tokenizers import END_ID
 pytestmark = pytest.mark.filterwarnings("ignore")
 __all__ = ["gateway"]
 DECODING = Decoding(temperature=1.0, max_tokens=64, stop_token_ids=[END_ID])
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ROWS = [{"question": f"{number} + 1", "answer": str(number + 1), "info": {"number": number}} for number in range(10)]
+
+
+released = threading.Event()
+"""Lets the functions go that hang in threads."""
 
 
 def right(completion: Any, answer: str) -> float:
     """A plain function of the rubric; some answers are more than it can bear."""
     said = completion[-1]["content"]
+    if said == "hang":
+        released.wait()
     if said == "bug":
         raise KeyError(said)
     if said == "down":
@@ -45,6 +57,8 @@ def right(completion: Any, answer: str) -> float:
 
 async def polite(completion: Any, info: Any) -> float:
     """An async one, which sees the row."""
+    if completion[-1]["content"] == "hang elsewhere":
+        await asyncio.Event().wait()
     assert info["number"] == 4
     return float("please" in completion[0]["content"])
 
@@ -100,11 +114,14 @@ def config(data: dict[str, Any] | None = None, **environment: Any) -> Config:
     return msgspec.convert(tree, Config)
 
 
-async def play(gateway: Gateway, tokenizer: Tokenizer, *answers: str, limits: Limits | None = None) -> Any:
+async def play(
+    gateway: Gateway, tokenizer: Tokenizer, *answers: str, limits: Limits | None = None, **options: Any
+) -> Any:
     """One episode of the fifth row."""
     row = {**ROWS[4], "task": "default", "example_id": 4}
     prompt = msgspec.structs.replace(chat_prompt(tokenizer, "4 + 1"), fields=row)
-    episodes = episodes_of("verifiers", tokenizer, limits=limits or Limits(16, 4096), door=gateway, env="vf-again")
+    limits = limits or Limits(16, 4096)
+    episodes = episodes_of("verifiers", tokenizer, limits=limits, door=gateway, env="vf-again", **options)
     async with episodes:
         return await episodes.play(prompt, DECODING, Answers(tokenizer, *answers))
 
@@ -140,6 +157,25 @@ async def test_a_reward_function_that_fails_after_the_end_is_no_0(gateway: Gatew
     assert dropped.reason == "environment_error"
 
 
+@pytest.mark.parametrize(("answer", "name"), [("hang", "right"), ("hang elsewhere", "polite")])
+async def test_a_reward_function_that_hangs_is_no_0_either(
+    gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, answer: str, name: str
+) -> None:
+    """Its episode could not be judged, and says which function it was; threads that hang are not left to pile up."""
+    released.clear()
+    try:
+        dropped = await play(gateway, tokenizer, "6", answer, judge_timeout_s=0.05)
+        assert isinstance(dropped, Dropped)
+        assert dropped.reason == "environment_error"
+        assert f"the reward function '{name}' took over environment.options.judge_timeout_s = 0.05" in dropped.message
+        if name == "right":
+            monkeypatch.setattr(verifiers_package, "MAX_STUCK", 1)
+            with pytest.raises(PluginError, match=r"1 calls of reward functions of 'vf-again' hang .*'right'"):
+                await play(gateway, tokenizer, "6", answer, judge_timeout_s=0.05)
+    finally:
+        released.set()
+
+
 @pytest.mark.parametrize("limits", [Limits(1, 4096), Limits(16, 16)])
 async def test_an_episode_that_is_cut_short_is_judged_as_it_is(
     gateway: Gateway, tokenizer: Tokenizer, limits: Limits
@@ -155,6 +191,27 @@ async def test_a_model_that_says_nothing_earns_nothing(gateway: Gateway, tokeniz
     episode = await play(gateway, tokenizer, "")
     assert isinstance(episode, Completion)
     assert (episode.token_ids, episode.rewards) == ([END_ID], {"right": 0.0, "polite": 0.0})
+
+
+async def test_an_environment_that_the_package_ships(
+    gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own ReasoningGymEnv, as ``examples/verifiers_environment.py`` loads it: rows, episode, verdict, metric."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    options = {"env": "verifiers_environment", "args": {"num_rows": 4, "num_held_out": 2}}
+    source = open_source(config(options=options), tokenizer)
+    assert (source.statistics().num_rows, source.statistics().num_held_out) == (4, 2)
+    prompt = source.next()
+    question = prompt.messages[-1]["content"]
+    assert question.startswith("State the final answer to the following arithmetic problem: ")
+    total = sum(map(int, re.findall(r"[-+]?\d+", question.replace(" ", ""))))
+    async with episodes_of("verifiers", tokenizer, limits=Limits(16, 4096), door=gateway, **options) as episodes:
+        for said, value in ((f"so \\boxed{{{total}}}", 1.0), (rf"so \boxed{{{total + 1}}}", 0.0)):
+            episode = await episodes.play(prompt, DECODING, Answers(tokenizer, said))
+            assert isinstance(episode, Completion)
+            assert episode.rewards == {"check_answer_reward_func": value}
+            assert episode.noted == {"format_reward_func": 1.0}
+            assert episode.token_ids[-1] == END_ID
 
 
 def test_its_rows_are_the_prompts(tokenizer: Tokenizer) -> None:

@@ -201,6 +201,61 @@ async def test_episodes_are_kept_apart(gateway: Gateway, tokenizer: Tokenizer) -
         assert len({whole.split("<|end|>")[0] for whole, _ in samples}) == 1
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_stop_sequence_ends_the_turn(gateway: Gateway, tokenizer: Tokenizer, streams: bool) -> None:
+    """The agent reads what was said before it; the tokens up to its last one are trained, the ones behind it are not.
+
+    The next turn has the history that the agent hands back, without the sequence, and so is a sample of its own.
+    """
+
+    async def agent(client: openai.AsyncOpenAI, session: prl.Session) -> None:
+        messages: list[Any] = list(session.prompt.messages)
+        options: Any = {"model": "any", "stop": ["Obs:", "never"], "logprobs": True}
+        if streams:
+            choices = [
+                event.choices[0]
+                async for event in await client.chat.completions.create(messages=messages, stream=True, **options)
+            ]
+            text = "".join(choice.delta.content or "" for choice in choices)
+            told = [each for choice in choices if choice.logprobs for each in choice.logprobs.content or []]
+            finish = choices[-1].finish_reason
+        else:
+            choice = (await client.chat.completions.create(messages=messages, **options)).choices[0]
+            assert choice.logprobs is not None
+            text, told, finish = str(choice.message.content), choice.logprobs.content or [], choice.finish_reason
+        assert (text, finish) == ("look O ", "stop")
+        assert "".join(each.token for each in told) == "look O Obs:"
+        assert {each.logprob for each in told} == {-0.5}
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "42"}]
+        last = await client.chat.completions.create(messages=messages, **options)
+        assert last.choices[0].message.content == "done"
+
+    completion = completed(await play(gateway, tokenizer, agent, Answers(tokenizer, "look O Obs: 41", "done")))
+    assert said(tokenizer, completion) == [
+        ("u:hi<|end|>a:look O Obs:", "look O Obs:"),
+        ("u:hi<|end|>a:look O <|end|>u:42<|end|>a:done<|end|>", "done<|end|>"),
+    ]
+    assert [turn.finish for turn in completion.turns] == ["stop", "stop"]
+
+
+async def test_a_stop_sequence_that_is_handed_back_goes_on(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    """A text that begins with all that was sampled, the sequence included, extends it."""
+
+    async def agent(client: openai.AsyncOpenAI, session: prl.Session) -> None:
+        first = (await client.completions.create(model="any", prompt="Q", stop="Obs:", logprobs=0)).choices[0]
+        assert (first.text, first.finish_reason) == ("act ", "stop")
+        assert first.logprobs is not None
+        assert first.logprobs.tokens == list("act Obs:")
+        assert first.logprobs.token_logprobs == [-0.5] * 8
+        assert first.logprobs.text_offset == list(range(8))
+        await client.completions.create(model="any", prompt="Qact Obs: 42. ", stop="Obs:")
+
+    completion = completed(
+        await play(gateway, tokenizer, agent, Answers(tokenizer, "act Obs: 41 is what I see", "end"))
+    )
+    assert said(tokenizer, completion) == [("Qact Obs: 42. end<|end|>", "act Obs:end<|end|>")]
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
@@ -212,17 +267,24 @@ async def test_what_would_change_the_distribution_is_overridden_or_refused(
 
     async def agent(client: openai.AsyncOpenAI, session: prl.Session) -> None:
         messages: Any = session.prompt.messages
-        await client.chat.completions.create(model="any", messages=messages, temperature=0.2, top_p=0.5, seed=1)
-        for options, name in (
-            ({"stop": ["\n"]}, "stop"),
-            ({"n": 2}, "n = 2"),
-            ({"response_format": {"type": "json_object"}}, "response_format"),
-            ({"logit_bias": {"1": -100}}, "logit_bias"),
+        nothing: Any = {"n": 1, "response_format": {"type": "text"}, "stop": None}
+        await client.chat.completions.create(model="any", messages=messages, temperature=0.2, top_p=0.5, **nothing)
+        for options, message in (
+            ({"n": 2}, "n = 2 is not supported: a request has one answer"),
+            ({"response_format": {"type": "json_object"}}, "the form cannot be forced"),
+            ({"logit_bias": {"1": -100}}, "would change the distribution"),
+            ({"logprobs": True, "top_logprobs": 5}, "top_logprobs = 5 is not supported"),
             ({"max_tokens": 0}, "max_tokens = 0"),
             ({"tool_choice": "required"}, "tool_choice"),
+            ({"stop": ["", "x"]}, "none empty"),
+            ({"prediction": {"type": "content", "content": "x"}}, "'prediction' is not supported here"),
         ):
-            with pytest.raises(openai.BadRequestError, match=name):
+            with pytest.raises(openai.BadRequestError, match=message) as raised:
                 await client.chat.completions.create(model="any", messages=messages, **options)  # type: ignore[call-overload]
+            assert raised.value.param == list(options)[-1]
+        with pytest.raises(openai.BadRequestError, match="logprobs = 3 is not supported") as raised:
+            await client.completions.create(model="any", prompt="x", logprobs=3)
+        assert raised.value.param == "logprobs"
         for bad in ([], [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], [{}]):
             with pytest.raises(openai.BadRequestError):
                 await client.chat.completions.create(model="any", messages=bad)  # type: ignore[arg-type]

@@ -104,6 +104,10 @@ class Cluster:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{name} did not end within {seconds:g} s:\n{self.logs()}") from None
 
+    def stop(self, name: str) -> None:
+        """Ask a part to leave as soon as it has saved."""
+        self._children[name].send_signal(signal.SIGTERM)
+
     @property
     def step(self) -> int:
         """Steps that are done."""

@@ -61,7 +61,8 @@ async def test_verdicts() -> None:
 async def test_a_group_of_bombs_delays_nobody() -> None:
     """Answers that hang the verifier are wrong, in bounded time; others are judged beside them, and behind them.
 
-    The processes are as many as before and none is a zombie; meanwhile the event loop stays free.
+    Of the next group's formulas, which need the same workers, every verdict is right and none waits for all bombs. The
+    processes are as many as before and none is a zombie; meanwhile the event loop stays free.
     """
     reward = Math(**math(num_workers=2).options)
     await reward.open()
@@ -79,6 +80,15 @@ async def _judge_bombs(reward: Math) -> None:
         beside = await reward(completion(r"\boxed{x + 2}"), prompt("2 + x"))
         assert not any(task.done() for task in tasks)
         assert beside.value == 1.0
+        behind = [
+            group.create_task(
+                reward(completion(rf"\boxed{{\int_0^{top} x dx}}"), prompt(str(top * top // 2), prompt_id=8))
+            )
+            for top in (2, 4, 6)
+        ]
+        await asyncio.wait(behind)
+        assert sum(task.done() for task in tasks) <= 2, "they wait for the two that are under way, and for no other"
+        assert [task.result().value for task in behind] == [1.0] * len(behind)
     assert [task.result().value for task in tasks] == [0.0] * len(BOMBS)
     reasons = {task.result().reason for task in tasks}
     assert reasons <= {"exhausted_cpu", "exhausted_wall"}, "the latter where the machine has no time for them"

@@ -506,3 +506,12 @@ async def test_reasons_and_zeros_are_counted_and_a_lap_is_what_came_since(regist
         assert scorer.lap() == {"r": {}}
         await scorer.score(completion(), prompt(prompt_id=0))
         assert set(scorer.lap()["r"]) == {"latency_s"}
+
+
+def test_two_rewards_of_one_name_in_the_metrics_are_refused(register: Register) -> None:
+    """A reward named ``a_2`` beside a second ``a``: one of both would be lost."""
+    for name in ("a", "a_2"):
+        register(name, gives(1.0))
+    assert Scorer([RewardConfig(name=name) for name in ("a", "a", "a")]).labels == ["a", "a_2", "a_3"]
+    with pytest.raises(ConfigError, match="two have the name 'a_2' in the metrics"):
+        Scorer([RewardConfig(name=name) for name in ("a", "a", "a_2")])

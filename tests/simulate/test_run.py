@@ -48,6 +48,14 @@ def test_the_bound_on_the_lag_is_the_controllers(max_lag: int) -> None:
     assert reported(f"pipeline.max_lag={max_lag}").lag.max == max_lag
 
 
+def test_servers_are_engines_like_those_that_are_started_here() -> None:
+    """Two of them, two started here, and one of each come to the same."""
+    bound, two = "pipeline.max_lag=1", "engine.servers=['http://one:8000', 'http://two:8000']"
+    here = reported(bound, "engine.count=2")
+    assert reported(bound, "engine.kind=server", two) == here
+    assert reported(bound, "engine.kind=vllm", "engine.count=1", "engine.servers=['http://one:8000']") == here
+
+
 def test_synchronous_takes_the_time_of_both_stages() -> None:
     """With a bound of 0 a step is the longest of 8 sequences an engine, then the training: every length is 64 here."""
     report = reported(

@@ -24,7 +24,7 @@ from prl.trainer.base import Trainer, TrainerReady
 from prl.trainer.kept import KeptTrainer
 from prl.trainer.remote import FsdpTrainer
 from prl.types import Sample, WeightGroup, WeightUpdate
-from prl.wire import Channel
+from prl.wire import Channel, WireClosedError
 from tests.trainer.cases import make_batch, make_config
 from tests.trainer.test_protocol import REPORT
 
@@ -234,6 +234,63 @@ async def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
     config = make_config(Path("m"), trainer={"launch": "external", "num_ranks": 2, "gather_timeout_s": 0.2})
     with pytest.raises(TrainerError, match=r"ranks 0, 1 of 2 did not connect to 127\.0\.0\.1:\d+ within"):
         await FsdpTrainer(config, "m", tmp_path, None).open()
+
+
+async def _dies_of_its_start(rank: int, port: int, then: Callable[[], None] = lambda: None) -> None:
+    """A rank that connects, is told what to load, and is gone."""
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            break
+        await asyncio.sleep(0.01)
+    channel = Channel[protocol.FromController](reader, writer, protocol.FromController)
+    with contextlib.closing(channel):
+        await channel.send(protocol.Hello(rank=rank, world_size=2, pid=1000 + rank, token="secret", host="node-3"))
+        await channel.receive()
+        then()
+
+
+def _starting(tmp_path: Path) -> tuple[FsdpTrainer, int]:
+    port = free_port()
+    table = {"launch": "external", "listen": f"127.0.0.1:{port}", "num_ranks": 2}
+    return FsdpTrainer(make_config(Path("m"), trainer=table), "m", tmp_path, None), port
+
+
+async def test_external_ranks_that_die_of_their_first_start_are_waited_for_again(tmp_path: Path) -> None:
+    """Both come back, whoever died: what started them starts them again, and the run begins."""
+    trainer, port = _starting(tmp_path)
+
+    async def other() -> None:
+        with contextlib.suppress(WireClosedError):  # it leaves with the one that died
+            await _play(1, 2, port, READY, lambda _: None)
+        await _play(1, 2, port, READY, lambda _: None)
+
+    async def dies_and_comes_back() -> None:
+        await _dies_of_its_start(0, port)
+        await _play(0, 2, port, READY, lambda _: None)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        players = [group.create_task(other()), group.create_task(dies_and_comes_back())]
+        assert (await trainer.open()).num_parameters == READY.num_parameters
+        await trainer.close()
+        for player in players:
+            player.cancel()
+
+
+async def test_ranks_that_do_not_come_back_to_the_first_start_are_told_with_its_death(tmp_path: Path) -> None:
+    """At the deadline: who is missing, and what ended the start before."""
+    trainer, port = _starting(tmp_path)
+
+    def hurry() -> None:
+        table = msgspec.structs.replace(trainer._config.trainer, gather_timeout_s=0.2)
+        trainer._config = msgspec.structs.replace(trainer._config, trainer=table)
+
+    wanted = r"ranks 0, 1 of 2 did not connect .* = 0\.2 s .*after this: trainer rank \d \(pid 100\d on node-3\) died"
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for rank in range(2):
+            group.create_task(_dies_of_its_start(rank, port, hurry))
+        with pytest.raises(TrainerError, match=wanted):
+            await trainer.open()
 
 
 async def test_ranks_that_loaded_different_models_are_refused(tmp_path: Path) -> None:

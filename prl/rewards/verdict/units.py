@@ -81,6 +81,9 @@ class Unit(msgspec.Struct, frozen=True):
     """How many base units one is."""
 
 
+Split = tuple[str, Unit | None]
+"""A formula, and what it counts."""
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _SPEED, _VOLUME = (("length", 1), ("time", -1)), (("length", 3),)
 _COMPOUND = {
     "mph": Unit(_SPEED, Fraction(201168, 125 * 3600)),
@@ -101,23 +104,50 @@ def split_percent(text: str) -> tuple[str, bool]:
     return (text[: match.start()], True) if match else (text, False)
 
 
-def split_unit(text: str) -> tuple[str, Unit | None]:
-    """The formula, and what stands behind it (or the sign before it). Raises UnreadableError."""
-    if match := _CURRENCY.match(text):
-        rest = match.group(1) + match.group(3) + text[match.end() :]
-        formula, behind = split_unit(rest)
-        del behind
-        return formula, _unit(match.group(2).removeprefix("\\"))
-    if match := _CURRENCY_BEHIND.search(text):
-        return text[: match.start()].strip(), _unit(match.group(1).removeprefix("\\"))
-    if match := _TEMPERATURE.search(text):
-        return text[: match.start()].strip(), _unit("celsius" if match.group(1)[0] in "cC" else "fahrenheit")
-    if text.endswith(r"^\circ") and not _FUNCTION.search(text):
-        return text[: -len(r"^\circ")], _unit("degree")
+def currency_before(text: str) -> Split | None:
+    r"""``\$18.90``, ``-\$5``: whatever is counted behind the number is money."""
+    if not (match := _CURRENCY.match(text)):
+        return None
+    formula, _ = split_unit(match.group(1) + match.group(3) + text[match.end() :])
+    return formula, read_unit(match.group(2).removeprefix("\\"))
+
+
+def currency_behind(text: str) -> Split | None:
+    """``18.90 €``."""
+    match = _CURRENCY_BEHIND.search(text)
+    return (text[: match.start()].strip(), read_unit(match.group(1).removeprefix("\\"))) if match else None
+
+
+def temperature(text: str) -> Split | None:
+    r"""``20^\circ C``, ``68 degrees Fahrenheit``: no angle."""
+    match = _TEMPERATURE.search(text)
+    if not match:
+        return None
+    return text[: match.start()].strip(), read_unit("celsius" if match.group(1)[0] in "cC" else "fahrenheit")
+
+
+def degrees(text: str) -> Split | None:
+    r"""``45^\circ``, where it is no argument of a function."""
+    if not text.endswith(r"^\circ") or _FUNCTION.search(text):
+        return None
+    return text[: -len(r"^\circ")], read_unit("degree")
+
+
+def words_behind(text: str) -> Split | None:
+    r"""``5 \text{ m}``, ``60 km/h``, ``12 apples``: the words at the end. Raises UnreadableError."""
     start = _start_of_unit(text)
     if start is None:
-        return text, None
-    return text[:start].strip(), _unit(re.sub(r"\\text|\\cdot|[{}]", " ", text[start:]))
+        return None
+    return text[:start].strip(), read_unit(re.sub(r"\\text|\\cdot|[{}]", " ", text[start:]))
+
+
+RULES = (currency_before, currency_behind, temperature, degrees, words_behind)
+"""Where a unit stands; the first that finds one has it."""
+
+
+def split_unit(text: str) -> Split:
+    """The formula, and what stands behind it (or the sign before it). Raises UnreadableError."""
+    return next((found for rule in RULES if (found := rule(text)) is not None), (text, None))
 
 
 def _start_of_unit(text: str) -> int | None:
@@ -152,41 +182,66 @@ def _begins_unit(text: str, match: re.Match[str]) -> bool:
     return known or (before.endswith(" ") and len(word) >= 3)  # noqa: PLR2004
 
 
-def _unit(words: str) -> Unit | None:  # noqa: C901 - one a kind of word
-    """Read ``km/h``, ``square meters``, ``meters per second`` or a label."""
-    found: Counter[str] = Counter()
-    factor = Fraction(1)
-    sign, power, labels = 1, 1, []
-    last: tuple[str, Fraction] | None = None
+def read_unit(words: str) -> Unit | None:
+    """``km/h``, ``square meters``, ``meters per second`` or a label. Raises UnreadableError."""
+    product = _Product()
     for word in _WORD.findall(words):
+        if (compound := _compound(word)) is not None:
+            return compound
+        product.take(word)
+    return product.unit()
+
+
+class _Product:
+    """Units and labels multiplied and divided, read word by word."""
+
+    def __init__(self) -> None:
+        self._exponents: Counter[str] = Counter()
+        self._factor = Fraction(1)
+        self._sign = self._power = 1
+        self._labels: list[str] = []
+        self._last: tuple[str, Fraction] | None = None
+
+    def take(self, word: str) -> None:
+        """The next word. Raises UnreadableError where it says more than what is counted."""
         lower = word.lower()
         if lower in _MORE_THAN_A_UNIT:
             raise UnreadableError(f"{word!r} says more than an answer does")
         if word.startswith("^"):
-            exponent = int(re.sub(r"[^\d-]", "", word)) - 1
-            if last is not None:
-                found[last[0]] += sign * exponent
-                factor *= last[1] ** (sign * exponent)
+            self._times_last(int(re.sub(r"[^\d-]", "", word)) - 1)
         elif word == "/" or lower == "per":
-            sign = -1
-        elif lower in ("square", "sq"):
-            power = 2
-        elif lower in ("cubic", "cu"):
-            power = 3
+            self._sign = -1
+        elif lower in _POWERS:
+            self._power = _POWERS[lower]
         else:
-            last = _known(word)
-            if last is None and (compound := _COMPOUND.get(lower) or _COMPOUND.get(lower.removesuffix("s"))):
-                return compound
-            if last is None:
-                labels.append(lower)
-                last = (lower.removesuffix("s"), Fraction(1))
-            found[last[0]] += sign * power
-            factor *= last[1] ** (sign * power)
-            power = 1
-    if len(labels) > MAX_LABEL_WORDS:
-        raise UnreadableError("a sentence stands behind the number")
-    dimensions = tuple(sorted((name, exponent) for name, exponent in found.items() if exponent))
-    return Unit(dimensions, factor) if dimensions else None
+            self._last = _known(word) or self._label(lower)
+            self._times_last(self._power)
+            self._power = 1
+
+    def unit(self) -> Unit | None:
+        """All of it; None where nothing is left. Raises UnreadableError for a sentence."""
+        if len(self._labels) > MAX_LABEL_WORDS:
+            raise UnreadableError("a sentence stands behind the number")
+        dimensions = tuple(sorted((name, exponent) for name, exponent in self._exponents.items() if exponent))
+        return Unit(dimensions, self._factor) if dimensions else None
+
+    def _label(self, lower: str) -> tuple[str, Fraction]:
+        """A word that is no measure, equal to itself in singular and plural."""
+        self._labels.append(lower)
+        return lower.removesuffix("s"), Fraction(1)
+
+    def _times_last(self, exponent: int) -> None:
+        """The last unit so many times more, or less behind a slash."""
+        if self._last is not None:
+            name, factor = self._last
+            self._exponents[name] += self._sign * exponent
+            self._factor *= factor ** (self._sign * exponent)
+
+
+def _compound(word: str) -> Unit | None:
+    """``mph``, ``litres``: what is a product by itself."""
+    lower = word.lower()
+    return None if _known(word) else _COMPOUND.get(lower) or _COMPOUND.get(lower.removesuffix("s"))
 
 
 def _known(word: str) -> tuple[str, Fraction] | None:

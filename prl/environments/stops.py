@@ -1,0 +1,84 @@
+"""The stop sequences of a turn: it ends where its text has one of them.
+
+Invariants:
+
+- The turn ends with the first token that completes a sequence. Whether it does depends on the tokens so far alone,
+  never on the chunks in which they came, so what is trained are draws of the policy with the probabilities that they
+  had. What an engine sampled behind that token was seen by nobody and is forgotten.
+- The tokens of the sequence were sampled: they are trained, and they are in the turn's sample. The text that the
+  environment is told ends before them. Handed back it is another history than what was sampled, which
+  ``conversation.py`` sees as it sees any: the next turn begins a sample of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from prl.ledger import Member, completion_of
+from prl.rollout import Dropped
+from prl.types import Completion, TokenChunk, are_logprobs
+
+Decode = Callable[[list[int]], str]
+
+
+class StopReachedError(Exception):
+    """Goes from whoever hears a stream to whoever asked for it, and closes the stream on its way."""
+
+
+class Spoken:
+    """The text of tokens as they come: a window of them is decoded, so the work does not grow with what was said."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._token_ids: list[int] = []
+        self._begin = self._read = 0
+        self._text = ""
+
+    def with_tokens(self, token_ids: list[int]) -> str:
+        """The text so far; half a character at its end is left out until its other half is there."""
+        self._token_ids += token_ids
+        known = self._decode(self._token_ids[self._begin : self._read])
+        window = self._decode(self._token_ids[self._begin :])
+        if len(window) > len(known) and not window.endswith("\ufffd"):
+            self._text += window[len(known) :]
+            self._begin, self._read = self._read, len(self._token_ids)
+        return self._text
+
+
+class Listener:
+    """Hears the chunks of one turn, up to its end."""
+
+    def __init__(self, stops: Sequence[str] | str, decode: Decode) -> None:
+        """Raises ValueError for an empty sequence."""
+        self._stops, self._decode = [stops] if isinstance(stops, str) else [*stops], decode
+        if not all(self._stops):
+            raise ValueError(f"a stop sequence must not be empty: {self._stops}")
+        self._spoken, self._length = Spoken(decode), 0
+        self._heard = Member()
+        self.text: str | None = None
+        """What was said before a sequence; None while there is none."""
+
+    def hear(self, chunk: TokenChunk) -> list[int]:
+        """The tokens of a chunk that are the turn's; ``text`` tells whether it has ended."""
+        taken: list[int] = []
+        for token, logprob in zip(chunk.token_ids, chunk.logprobs, strict=True):
+            if self.text is not None:
+                break
+            taken.append(token)
+            self._heard.add(TokenChunk(token_ids=[token], logprobs=[logprob], version=chunk.version))
+            self._look(self._spoken.with_tokens([token]))
+        return taken
+
+    def _look(self, text: str) -> None:
+        """Look for a sequence that ends in what is new."""
+        found = [text.find(stop, max(0, self._length - len(stop) + 1)) for stop in self._stops]
+        self._length = len(text)
+        if begins := [at for at in found if at >= 0]:
+            self.text = text[: min(begins)]
+
+    def completion(self) -> Completion | Dropped:
+        """What was sampled, up to the token that completed a sequence."""
+        if not are_logprobs(self._heard.logprobs):
+            return Dropped(reason="bad_logprobs", message="the engine reported a log-probability that is none")
+        self._heard.finish = "stop"
+        return completion_of(self._heard, self._decode)
