@@ -1,6 +1,7 @@
 """Whether the processes of a soak have grown, of which like is compared with like.
 
-- A process is looked at once it is warm: ``WARM_S`` after it was made, or, a controller, after its first own step.
+- A process is looked at once it is warm: a controller ``WARM_S`` after its first own step, another ``STARTED_S`` after
+  it was made, by when it has read its model even beside other work.
 - In one life that was watched for ``WATCHED_S``: the last third of the time against the first, by their medians.
 - Between lives: a resumed controller against the first one, in the same phase, the first ``WATCHED_S`` that either was
   warm. What it read to go on from must be gone.
@@ -15,7 +16,7 @@ import statistics
 from collections import defaultdict
 from typing import NamedTuple
 
-WARM_S = 30.0
+WARM_S, STARTED_S = 30.0, 120.0
 WATCHED_S = 120.0
 CONTROLLER = "controller"
 CONTROLLER_MIB = 32

@@ -32,7 +32,7 @@ from random import Random
 import psutil
 
 from tests.faults.cells import BLOWS, MOMENTS, ROLES, Cell, Role
-from tests.faults.growth import WARM_S, Look, Memory
+from tests.faults.growth import STARTED_S, WARM_S, Look, Memory
 from tests.faults.job import Job, audit
 from tests.faults.struck import is_of
 
@@ -153,10 +153,10 @@ class Soak:
         for role in STRUCK:
             for process in self._of(role):
                 with contextlib.suppress(psutil.Error):
-                    age_s = time.time() - process.create_time()
+                    is_warm = time.time() - process.create_time() >= STARTED_S
                     if role == "controller":
-                        age_s = 0.0 if self._steps_since is None else now - self._steps_since
-                    if age_s >= WARM_S:
+                        is_warm = self._steps_since is not None and now - self._steps_since >= WARM_S
+                    if is_warm:
                         self._memory.note(role, process.pid, Look(now, process.memory_info().rss / 2**20))
 
     def _say(self, text: str) -> None:
