@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Whoever is there is in the weight group before weights are sent: ``join`` makes a new one where an engine or the
-  trainer was started again since.
+- Whoever is there is in a weight group before weights are sent: ``join`` makes a new one, or one for each part of the
+  engines that takes its turn, where an engine or the trainer was started again since.
 - After an update that failed, ``mend`` takes out who is dead or does not answer, and waits for a trainer that is
   started again, with engines that go on where they can. Where all are alive the update is tried once more: what failed
   may have been the network.
@@ -68,6 +68,8 @@ class Fleet:
             parts.make_engines(config, model, run_dir, transport),
             config.engine,
             gate_timeout_s=config.weights.timeout_s,
+            rolling=config.weights.rolling,
+            staged=parts.is_staged(config, transport),
             remake=lambda index, place: parts.make_engine(config, model, run_dir, transport, index=index, place=place),
             places=parts.places_of(config),
             timeline=timeline,
@@ -102,26 +104,36 @@ class Fleet:
         if not (self.trainer.apart or self.engines.seats.apart):
             return
         hosts = [host_of(seat.place) for seat in self.engines.seats.there() if isinstance(seat.place, str)]
+        part, num_parts = 0, 1
+        try:
+            while part < num_parts:
+                with waiting("the weight group", limit_s=self._timeout_s):
+                    async with awake_timeout(self._timeout_s):
+                        num_parts = await self._meet(hosts, part)
+                part += 1
+        except TimeoutError:
+            late = ", ".join(self.engines.pending) or "the trainer"
+            limit = f"weights.timeout_s = {self._timeout_s:g} s"
+            raise WeightSyncError(f"engines and trainer did not meet within {limit}: {late} did not come") from None
+
+    async def _meet(self, hosts: list[str], part: int) -> int:
+        """Bring the trainer and this part of the engines, some of them on ``hosts``, together; the number of parts."""
         address, port = await self.trainer.meeting(hosts)
         group = self.engines.weight_group(
             transport=self.transport,
             address=self._config.weights.host or address,
             port=port,
             timeout_s=self._timeout_s / 2,  # who did not come, or hangs, is named before weights.timeout_s has passed
+            part=part,
+            bucket_bytes=self._config.weights.bucket_bytes,
         )
-        try:
-            with waiting("the weight group", limit_s=self._timeout_s):
-                async with awake_timeout(self._timeout_s):
-                    await together_as_it_was(
-                        "join",
-                        patient={"trainer"},
-                        trainer=lambda: self.trainer.connect(group),
-                        engines=lambda: self.engines.connect(group),
-                    )
-        except TimeoutError:
-            late = ", ".join(self.engines.pending) or "the trainer"
-            limit = f"weights.timeout_s = {self._timeout_s:g} s"
-            raise WeightSyncError(f"engines and trainer did not meet within {limit}: {late} did not come") from None
+        await together_as_it_was(
+            "join",
+            patient={"trainer"},
+            trainer=lambda: self.trainer.connect(group),
+            engines=lambda: self.engines.connect(group),
+        )
+        return group.num_parts
 
     async def mend(self, version: int) -> bool:
         """After the update to ``version`` failed: take out whoever was the cause; whether to try again."""

@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from prl.sync import PushReport
 from prl.trainer.base import TrainReport
 from prl.types import Batch, Group
+from prl.update_ways import PushReport
 
 MAX_LAG_BIN = 128
 """Lag from which on all tokens are in one bin."""
@@ -81,7 +81,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     wait_batch_s: float
     """The trainer waited this long for the batch."""
     pause_s: float
-    """The engines stood still this long for the update."""
+    """The engine that it took longest stopped and stood still this long for the update."""
     publish_s: float
     eval_block_s: float = 0.0
     """The push waited this long for the evaluation of the version before."""

@@ -155,6 +155,11 @@ def transport_of(config: Config) -> str:
     return "nccl" if len(gpu_memory()) >= wanted else "gloo"
 
 
+def is_staged(config: Config, transport: str) -> bool:
+    """Whether engines receive an update beside generation: vLLM's own nccl backend receives into place."""
+    return config.weights.staged and transport == "gloo"
+
+
 def engine_cores(config: Config, cores: list[int]) -> list[list[int] | None]:
     """Which of ``cores`` each engine computes on: an even share of those that controller and ranks leave.
 
@@ -275,6 +280,7 @@ def make_sync(
         gap_of=gap_of(config),
         timeout_s=config.weights.timeout_s,
         verify_every=config.weights.verify_every,
+        staged=is_staged(config, transport),
         lock=engines.seats.transfers,
         join=join,
         mend=mend,

@@ -50,7 +50,7 @@ class Streams:
         self.num_open = 0
 
     async def generate(
-        self, token_ids: list[int], decoding: Decoding, *, group: int
+        self, token_ids: list[int], decoding: Decoding, *, group: int, at_least: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Follow the next script."""
         script = self._scripts[min(len(self.asked), len(self._scripts) - 1)]

@@ -153,7 +153,13 @@ async def live_sides(
         timeout_s = config.weights.timeout_s
         address, port = await trainer.meeting([host_of(server) for server in servers])
         address = config.weights.host or address
-        group = pool.weight_group(transport=transport, address=address, port=port, timeout_s=timeout_s)
+        group = pool.weight_group(
+            transport=transport,
+            address=address,
+            port=port,
+            timeout_s=timeout_s,
+            bucket_bytes=config.weights.bucket_bytes,
+        )
         await together_as_it_was("join", trainer=lambda: trainer.connect(group), engines=lambda: pool.connect(group))
         manifest: list[TensorSpec] = opened["trainer"].manifest
         sync = WeightSync(
@@ -165,6 +171,7 @@ async def live_sides(
             tolerance=math.inf,
             timeout_s=timeout_s,
             verify_every=0,
+            staged=parts.is_staged(config, transport),
         )
         await sync.push(0)
         tensors = [spec.name for spec in manifest]
