@@ -27,9 +27,9 @@ from prl.failure import FirstFailure
 from prl.fleet import Fleet, closed
 from prl.gateway.playing import playing
 from prl.gauges import Gauges
-from prl.ledger import group_of
 from prl.overview import Overview
 from prl.prompts import PromptSource, changes, open_source
+from prl.records import group_of
 from prl.recovery import Start, find_start
 from prl.rewards.scorer import Scorer
 from prl.rollout import Play
@@ -214,6 +214,7 @@ class Assembly:
             probe=self._probe(),
             join=join,
             mend=fleet.mend,
+            record=self._record.journal.append,
         )
         return sync
 

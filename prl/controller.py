@@ -37,10 +37,11 @@ from prl.engines.pool import EnginePool
 from prl.engines.seats import Seats
 from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Entry, Measured, Records, group_of
+from prl.ledger import Records
 from prl.log import get_logger
 from prl.metrics import StepReport, lag_of
 from prl.open_prompts import OpenPrompts, Source
+from prl.records import Entry, Measured, group_of
 from prl.refill import Refill
 from prl.reporter import Judges, Reporter
 from prl.rollout import Done, Outcome, Rollout

@@ -28,6 +28,7 @@ from prl.estimates import Estimate
 from prl.evaluate import Answer, Evaluation
 from prl.failure import FirstFailure
 from prl.gateway.playing import playing
+from prl.hidden import clearer_of
 from prl.models import resolve_model
 from prl.panel import make_console, say, show
 from prl.progress import num_asked, percent
@@ -83,7 +84,8 @@ class EvalJob:
             raise
         except Exception as error:  # noqa: BLE001 - the process's last word on any failure
             keep = True
-            sys.stderr.write(f"{failure_message('the evaluation', error)}prl: the engines' logs are in {folder}\n")
+            message = clearer_of(msgspec.to_builtins(self._config))(failure_message("the evaluation", error))
+            sys.stderr.write(f"{message}prl: the engines' logs are in {folder}\n")
             return FAILED
         finally:
             if not keep:

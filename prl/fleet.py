@@ -79,7 +79,7 @@ class Fleet:
         self.trainer = KeptTrainer(
             lambda folder: parts.make_trainer(config, model, run_dir, folder),
             resume,
-            newest_checkpoint=lambda: checkpoint.latest(run_dir / "checkpoints").folder,
+            newest_checkpoint=lambda: _newest_checkpoint(run_dir / "checkpoints"),
             replay=replay,
             max_restarts=config.trainer.max_restarts,
             held=[self.engines.deadlines, self.engines.seats.deadlines],
@@ -181,6 +181,14 @@ class Fleet:
         async with asyncio.TaskGroup() as group:
             group.create_task(closed(self.trainer.close))
             group.create_task(closed(self.engines.close))
+
+
+def _newest_checkpoint(checkpoints: Path) -> Path | None:
+    """Where a trainer that is started again goes on; what is passed over is said. Blocking."""
+    found = checkpoint.latest(checkpoints, verified=True)
+    for reason in found.skipped.values():
+        log.warning("a checkpoint is passed over", why=reason)
+    return found.folder
 
 
 async def closed(close: Callable[..., Awaitable[Any]], *arguments: None) -> None:

@@ -30,10 +30,10 @@ from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
 from prl.governor import Governor
-from prl.ledger import Played, Sampled
 from prl.log import get_logger
 from prl.memory import gpu_memory
 from prl.metrics import StepReport
+from prl.records import Played, Proven, Sampled, Unproven
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer, labels_of
 from prl.rollout import Play, Rollout
@@ -267,6 +267,7 @@ def make_sync(
     probe: list[int],
     join: Callable[[], Awaitable[None]],
     mend: Callable[[int], Awaitable[bool]],
+    record: Callable[[Unproven | Proven], None],
 ) -> WeightSync:
     """What pushes weights as ``[weights]`` says, and compares both sides on the tokens of ``probe``."""
     return WeightSync(
@@ -283,6 +284,7 @@ def make_sync(
         lock=engines.seats.transfers,
         join=join,
         mend=mend,
+        record=record,
     )
 
 

@@ -32,7 +32,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, EngineLeftError, EngineStalledError
 from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
-from prl.ledger import Member, Played, Sampled, completion_of, member_of
+from prl.records import Member, Played, Sampled, completion_of, member_of
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
 from prl.waits import Wait, loop, waiting
 

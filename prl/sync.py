@@ -12,6 +12,8 @@ Invariants:
 - Neither the engines nor the trainer wait for the proof: it is asked for beside what they do next. Nothing comes of
   weights that fail it: a step whose batch has a token of theirs begins, and the next version is pushed, after the
   proof. The first push has its proof before it returns.
+- Who keeps the accounts is told before an engine can sample with weights that are to be proven, and once they are: a
+  run that ends in between uses nothing of theirs later.
 - Nobody leaves the weight group while a push or a proof is under way: each holds ``lock`` from beginning to end.
 - A push that was interrupted is never followed by another as if nothing had happened.
 """
@@ -27,6 +29,7 @@ from prl.deadlines import awake_timeout
 from prl.errors import PrlError, WeightSyncError
 from prl.failure import SideError, raise_as_it_was, together
 from prl.proof import Proof
+from prl.records import Proven, Unproven
 from prl.trainer.base import Trainer
 from prl.types import TensorSpec, WeightUpdate
 from prl.update_ways import PushReport, Receivers, Sides
@@ -61,13 +64,15 @@ class WeightSync:
         lock: asyncio.Lock | None = None,
         join: Callable[[], Awaitable[None]] = _nothing,
         mend: Callable[[int], Awaitable[bool]] = _not_mended,
+        record: Callable[[Unproven | Proven], None] = lambda _: None,
     ) -> None:
         """Make the pusher.
 
         ``probe``, ``tolerance`` and ``gap_of`` are of the proof; ``staged``: beside generation, where engines can;
         ``lock`` is held during a push; ``join`` brings all sides into one weight group; ``mend`` says whether a failed
-        push may be done again.
+        push may be done again; ``record`` writes down which weights are to be proven, and that they are.
         """
+        self._record = record
         self._join, self._mend, self._lock = join, mend, lock or asyncio.Lock()
         self._trainer, self._engines, self._staged = trainer, engines, staged
         self._transport, self._manifest = transport, manifest
@@ -161,6 +166,8 @@ class WeightSync:
     async def _attempt(self, version: int) -> PushReport:
         update = WeightUpdate(version=version, transport=self._transport, manifest=self._manifest)
         pending: dict[str, str] = {}
+        if self._is_verified():
+            self._record(Unproven(version=version))
         turns = self._engines.turns(is_staged=self._staged)
         who = f"weight update to version {version}"
         async with self._in_time(who, f"the update to version {version}", pending, num_turns=len(turns)):
@@ -214,6 +221,7 @@ class WeightSync:
         self._owes_proof = not found
         if found:
             self._judge.judge(self.version, expected, found)
+            self._record(Proven(version=self.version))
         self._expected = None
         self._is_pushed.clear()
 

@@ -24,7 +24,8 @@ from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, PrlError, TrainerError, WeightSyncError
 from prl.failure import FirstFailure, running, together
-from prl.ledger import Entry, Ledger, Open
+from prl.ledger import Ledger
+from prl.records import Entry, Open
 from prl.refill import Refill
 from prl.reporter import Judges
 from prl.rollout import Rollout, stream_seed

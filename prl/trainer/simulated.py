@@ -285,10 +285,14 @@ class SimulatedTrainer:
 
 def _save(folder: Path, saved: _Saved) -> None:
     """Complete or not there; the controller's state is where every trainer puts it."""
-    partial = checkpoint.begin(folder)
-    (partial / _FILE).write_bytes(msgspec.msgpack.encode(saved))
-    (partial / checkpoint.STATE).write_bytes(msgspec.msgpack.encode(saved.state))
-    checkpoint.commit(folder, step=saved.step, num_ranks=1)
+    try:
+        partial = checkpoint.begin(folder)
+        (partial / _FILE).write_bytes(msgspec.msgpack.encode(saved))
+        (partial / checkpoint.STATE).write_bytes(msgspec.msgpack.encode(saved.state))
+        checkpoint.commit(folder, step=saved.step, num_ranks=1)
+    except OSError:
+        checkpoint.discard(folder)
+        raise
 
 
 def _write(path: Path, content: bytes) -> None:
