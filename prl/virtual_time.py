@@ -102,7 +102,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Seconds since the loop was made, in virtual time."""
         return self._clock.now
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         """Run ``callback`` at a virtual time, unless that is after ``FOREVER_S``."""
