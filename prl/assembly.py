@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from prl import journal, parts
+from prl import journal, machinery, parts
 from prl.config import Config
 from prl.controller import Controller
 from prl.environments.base import Environment
@@ -27,9 +27,9 @@ from prl.failure import FirstFailure
 from prl.fleet import Fleet, closed
 from prl.gateway.playing import playing
 from prl.gauges import Gauges
-from prl.ledger import group_of
 from prl.overview import Overview
 from prl.prompts import PromptSource, changes, open_source
+from prl.records import group_of
 from prl.recovery import Start, find_start
 from prl.rewards.scorer import Scorer
 from prl.rollout import Play
@@ -129,7 +129,7 @@ class Assembly:
         await self._scorer.__aenter__()
         stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
         play = await stack.enter_async_context(playing(self._config, self._environment, self._tokenizer))
-        transport = await asyncio.to_thread(parts.transport_of, self._config)
+        transport = await asyncio.to_thread(machinery.transport_of, self._config)
         fleet = self._overview.fleet = Fleet(
             self._config,
             self._model,
@@ -141,7 +141,7 @@ class Assembly:
         )
         stack.push_async_callback(fleet.close)
         self._scorer.hold_while_paused(fleet.engines.deadlines)
-        self._overview.begins(f"starting {parts.describe(self._config)}")
+        self._overview.begins(f"starting {machinery.describe(self._config)}")
         wired = self._wire(fleet, await fleet.open(), play)
         self._controller = self._overview.controller = wired.controller
         return wired
@@ -214,6 +214,7 @@ class Assembly:
             probe=self._probe(),
             join=join,
             mend=fleet.mend,
+            record=self._record.journal.append,
         )
         return sync
 

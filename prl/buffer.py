@@ -11,10 +11,12 @@ taken, so number j is trained in step b = floor(j / g), hence j >= b g. When j w
 numbers 0 .. j, all admitted by then, at most S were unreleased: at least j + 1 - S were released, and
 j + 1 - S >= b g + 1 - (k + 1) g > (b - k - 1) g. Slots are released g at a time, step by step, each time after that
 step's weights serve; more than b - k - 1 releases means at least b - k of them, so version b - k or a later one served
-when j was admitted, and whatever was sampled for j was sampled after that, in all turns of its episodes. Two more
-remarks: a prompt that is dropped later only lowers the numbers of those behind it, hence their step and their lag; and
-nothing in the argument looks at lengths, so short sequences are not favoured. With k = 0 the next prompt is admitted
-after the weights of all earlier ones serve: synchronous. QED
+when j was admitted, and whatever was sampled for j was sampled after that, in all turns of its episodes. Three more
+remarks: to *serve* is to serve in every engine, so where engines take turns at a version it serves when the last has
+had its turn, and who had it earlier samples with newer weights than the argument needs; a prompt that is dropped later
+only lowers the numbers of those behind it, hence their step and their lag; and nothing in the argument looks at
+lengths, so short sequences are not favoured. With k = 0 the next prompt is admitted after the weights of all earlier
+ones serve: synchronous. QED
 
 With ``order="completion"`` groups are taken as they finish (the paper's mode). A slot is then a *stream*, since there
 the engines are to be full at all times: a group's slots are free as its streams end, not all of them when the longest

@@ -28,6 +28,7 @@ _COMMANDS = (
     "run",
     "data",
     "eval",
+    "export",
     "doctor",
     "audit",
     "why",

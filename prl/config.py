@@ -4,8 +4,8 @@ Unknown keys are errors that name the nearest known one; numbers are finite and 
 that span fields live in ``check.py``, the tables of the algorithm in ``config_algorithm.py``, those of the data,
 evaluation and LoRA in ``config_data.py``, ``config_eval.py`` and ``config_lora.py``, those of the control address, the
 page and trackers in ``config_control.py``, ``config_view.py`` and ``config_trackers.py``, those of environments in
-``config_environment.py``. The doc of a field is the string under it. Units are in the name; counts start with
-``num_``. Nothing here imports torch or vLLM.
+``config_environment.py``, that of weight updates in ``config_weights.py``. The doc of a field is the string under it.
+Units are in the name; counts start with ``num_``. Nothing here imports torch or vLLM.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from prl.config_lora import LoraConfig
 from prl.config_simulate import SimulateConfig
 from prl.config_trackers import TrackerConfig
 from prl.config_view import ViewConfig
+from prl.config_weights import WeightsConfig
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -197,23 +198,6 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     def num_local_ranks(self) -> int:
         """Ranks that are started here."""
         return 0 if self.launch == "external" else self.num_ranks
-
-
-class WeightsConfig(Table, frozen=True, kw_only=True):
-    """``[weights]``: how a new version travels into the engines."""
-
-    transport: Literal["auto", "gloo", "nccl"] = "auto"
-    """``auto`` takes nccl where trainer and engines are on CUDA, and gloo elsewhere or where adapters travel alone."""
-    host: str | None = None
-    """Where trainer and engines meet: an address of rank 0's host that every server reaches. Absent: loopback where all
-    are on one machine, else the address of rank 0's host on its way to the first server that is on another."""
-    timeout_s: PositiveFloat = 60.0
-    """Deadline of one whole update, verification included."""
-    verify_every: NonNegative = 1
-    """Compare engine and trainer on probe tokens after every n-th update; 0 never (at the start it is always done)."""
-    verify_tolerance: PositiveFloat | None = None
-    """Accepted difference of the probe tokens' log-probabilities: of the largest where both sides compute in float32
-    (absent: 1e-3), of the mean otherwise (absent: 0.15), since rounding moves single improbable tokens far."""
 
 
 class RewardConfig(Table, frozen=True, kw_only=True):

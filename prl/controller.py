@@ -37,18 +37,20 @@ from prl.engines.pool import EnginePool
 from prl.engines.seats import Seats
 from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Entry, Measured, Records, group_of
+from prl.ledger import Records
 from prl.log import get_logger
 from prl.metrics import StepReport, lag_of
 from prl.open_prompts import OpenPrompts, Source
+from prl.records import Entry, Measured, group_of
 from prl.refill import Refill
 from prl.reporter import Judges, Reporter
 from prl.rollout import Done, Outcome, Rollout
-from prl.sync import PushReport, WeightSync
+from prl.sync import WeightSync
 from prl.timeline import State, Timeline
 from prl.trainer.base import Trainer, TrainReport
 from prl.trainer.kept import TRAINER_LANES
-from prl.types import Batch, Group
+from prl.types import Batch, Group, by_turn
+from prl.update_ways import PushReport
 from prl.waits import Wait, loop, waiting
 
 log = get_logger(__name__)
@@ -249,7 +251,8 @@ class Controller:
 
     async def _proof_of(self, groups: list[Group]) -> None:
         """Nothing is trained on tokens of weights that are not proven; most batches were complete before the push."""
-        newest = max(completion.versions[-1] for group in groups for completion in group.completions)
+        completions = [completion for group in groups for completion in group.completions]
+        newest = max(turn[-1] for each in completions for turn in by_turn(each.turns, each.versions))
         if newest == self._sync.version and not self._sync.is_proven:
             await self._sync.prove()
 

@@ -4,8 +4,8 @@ Invariants:
 
 - ``append`` leaves a file as it was when it fails, so a line or a record is there whole or not at all.
 - A fault that people can mend (no space, no quota, read-only, an input/output error) is said once and tried again until
-  ``timeout_s`` has passed; meanwhile ``Disk.blocked`` says what is wrong, and ``ready`` holds up whoever would make
-  more to write. Any other fault is raised at once.
+  ``timeout_s`` has passed, whoever writes, a thread here or the trainer's ranks; meanwhile ``Disk.blocked`` says what
+  is wrong, and ``ready`` holds up whoever would make more to write. Any other fault is raised at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,8 @@ from prl.waits import waiting
 RETRY_S = 1.0
 CANCEL_GRACE_S = 10.0
 """How long a cancellation waits for a write under way: what half of it became is unknown otherwise."""
-_MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
+MENDABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""Faults of a disk that people can mend under a run."""
 T = TypeVar("T")
 log = get_logger(__name__)
 
@@ -85,16 +87,31 @@ class Disk:
             OSError: the fault is none that waiting can mend.
         """
         with waiting("the disk", lambda: self.blocked or f"takes {what}", limit_s=self._timeout_s + RETRY_S):
-            return await self._written(what, work)
+            return await self._taken(what, partial(_in_thread, work), partial(asyncio.sleep, RETRY_S))
 
-    async def _written(self, what: str, work: Callable[[], T]) -> T:
+    async def until_taken(self, what: str, attempt: Callable[[], Awaitable[T]], *, retry_s: float = RETRY_S) -> T:
+        """As ``write``, for what is written by others: ``attempt`` has them do it, with waits and deadlines of its own.
+
+        Args:
+            what: is written, in words.
+            attempt: leaves nothing half written where it raises OSError.
+            retry_s: seconds until the next attempt; longer for what fills a disk before it fails.
+        """
+
+        async def pause() -> None:
+            with waiting("the disk", self._blocks[what], limit_s=retry_s):
+                await asyncio.sleep(retry_s)
+
+        return await self._taken(what, attempt, pause)
+
+    async def _taken(self, what: str, attempt: Callable[[], Awaitable[T]], pause: Callable[[], Awaitable[object]]) -> T:
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
             try:
-                result = await _in_thread(work)
+                result = await attempt()
             except OSError as error:
-                if error.errno not in _MENDABLE:
+                if error.errno not in MENDABLE:
                     raise
                 self._block(what, error)
                 if clock() - began >= self._timeout_s:
@@ -103,7 +120,7 @@ class Disk:
                         f"{self._blocks[what]}; it was not mended within {limit}. "
                         "Make room and continue with --resume: no prompt is lost"
                     ) from error
-                await asyncio.sleep(RETRY_S)
+                await pause()
                 continue
             if self._blocks.pop(what, None) is not None and not self._blocks:
                 log.warning("the disk takes writes again: generation goes on", seconds=round(clock() - began, 1))

@@ -18,7 +18,7 @@ import msgspec
 from rich.console import RenderableType
 from rich.table import Table
 
-from prl import log, parts, preflight
+from prl import log, machinery, parts, preflight
 from prl.config import Config, EngineConfig, TrainerConfig
 from prl.config_data import READ_FROM_PATH
 from prl.data.opening import name_of, source_tables
@@ -28,6 +28,7 @@ from prl.estimates import Estimate
 from prl.evaluate import Answer, Evaluation
 from prl.failure import FirstFailure
 from prl.gateway.playing import playing
+from prl.hidden import clearer_of
 from prl.models import resolve_model
 from prl.panel import make_console, say, show
 from prl.progress import num_asked, percent
@@ -83,7 +84,8 @@ class EvalJob:
             raise
         except Exception as error:  # noqa: BLE001 - the process's last word on any failure
             keep = True
-            sys.stderr.write(f"{failure_message('the evaluation', error)}prl: the engines' logs are in {folder}\n")
+            message = clearer_of(msgspec.to_builtins(self._config))(failure_message("the evaluation", error))
+            sys.stderr.write(f"{message}prl: the engines' logs are in {folder}\n")
             return FAILED
         finally:
             if not keep:
@@ -104,10 +106,10 @@ class EvalJob:
             tokenizer = await asyncio.to_thread(Tokenizer.load, model)
             prompts = await asyncio.to_thread(self._held_out, tokenizer)
             await stack.enter_async_context(self._scorer)
-            engines = parts.make_engines(config, model, folder, parts.transport_of(config))
+            engines = machinery.make_engines(config, model, folder, machinery.transport_of(config))
             pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
             stack.push_async_callback(pool.close)
-            line.stage(f"starting {parts.describe_engines(config)}")
+            line.stage(f"starting {machinery.describe_engines(config)}")
             await pool.open()
             play = await stack.enter_async_context(playing(config, self._environment, tokenizer))
             rollout = parts.make_rollout(config, pool, self._scorer, tokenizer, FirstFailure(), play=play)

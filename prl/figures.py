@@ -19,7 +19,7 @@ from prl.status import Status
 from prl.trackers.state import State
 
 STEP_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
-_PHASES = ("wait_batch_s", "pause_s", "publish_s", "eval_block_s")
+_PHASES = ("wait_batch_s", "pause_s", "publish_s", "eval_block_s", "checkpoint_s")
 _EVENTS = (
     "samples",
     "tokens_trained",

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Whoever is there is in the weight group before weights are sent: ``join`` makes a new one where an engine or the
-  trainer was started again since.
+- Whoever is there is in a weight group before weights are sent: ``join`` makes a new one, or one for each part of the
+  engines that takes its turn, where an engine or the trainer was started again since.
 - After an update that failed, ``mend`` takes out who is dead or does not answer, and waits for a trainer that is
   started again, with engines that go on where they can. Where all are alive the update is tried once more: what failed
   may have been the network.
@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from prl import parts, preflight
+from prl import machinery, preflight
 from prl.config import Config
 from prl.deadlines import awake_timeout
 from prl.engines.pool import EnginePool
@@ -65,19 +65,23 @@ class Fleet:
         self.transport, self._timeout_s = transport, config.weights.timeout_s
         self.manifest: list[TensorSpec] = []
         self.engines = EnginePool(
-            parts.make_engines(config, model, run_dir, transport),
+            machinery.make_engines(config, model, run_dir, transport),
             config.engine,
             gate_timeout_s=config.weights.timeout_s,
-            remake=lambda index, place: parts.make_engine(config, model, run_dir, transport, index=index, place=place),
-            places=parts.places_of(config),
+            rolling=config.weights.rolling,
+            staged=machinery.is_staged(config, transport),
+            remake=lambda index, place: machinery.make_engine(
+                config, model, run_dir, transport, index=index, place=place
+            ),
+            places=machinery.places_of(config),
             timeline=timeline,
         )
         self._config = config
         self._adding = asyncio.Lock()
         self.trainer = KeptTrainer(
-            lambda folder: parts.make_trainer(config, model, run_dir, folder),
+            lambda folder: machinery.make_trainer(config, model, run_dir, folder),
             resume,
-            newest_checkpoint=lambda: checkpoint.latest(run_dir / "checkpoints").folder,
+            newest_checkpoint=lambda: _newest_checkpoint(run_dir / "checkpoints"),
             replay=replay,
             max_restarts=config.trainer.max_restarts,
             held=[self.engines.deadlines, self.engines.seats.deadlines],
@@ -102,26 +106,36 @@ class Fleet:
         if not (self.trainer.apart or self.engines.seats.apart):
             return
         hosts = [host_of(seat.place) for seat in self.engines.seats.there() if isinstance(seat.place, str)]
+        part, num_parts = 0, 1
+        try:
+            while part < num_parts:
+                with waiting("the weight group", limit_s=self._timeout_s):
+                    async with awake_timeout(self._timeout_s):
+                        num_parts = await self._meet(hosts, part)
+                part += 1
+        except TimeoutError:
+            late = ", ".join(self.engines.pending) or "the trainer"
+            limit = f"weights.timeout_s = {self._timeout_s:g} s"
+            raise WeightSyncError(f"engines and trainer did not meet within {limit}: {late} did not come") from None
+
+    async def _meet(self, hosts: list[str], part: int) -> int:
+        """Bring the trainer and this part of the engines, some of them on ``hosts``, together; the number of parts."""
         address, port = await self.trainer.meeting(hosts)
         group = self.engines.weight_group(
             transport=self.transport,
             address=self._config.weights.host or address,
             port=port,
             timeout_s=self._timeout_s / 2,  # who did not come, or hangs, is named before weights.timeout_s has passed
+            part=part,
+            bucket_bytes=self._config.weights.bucket_bytes,
         )
-        try:
-            with waiting("the weight group", limit_s=self._timeout_s):
-                async with awake_timeout(self._timeout_s):
-                    await together_as_it_was(
-                        "join",
-                        patient={"trainer"},
-                        trainer=lambda: self.trainer.connect(group),
-                        engines=lambda: self.engines.connect(group),
-                    )
-        except TimeoutError:
-            late = ", ".join(self.engines.pending) or "the trainer"
-            limit = f"weights.timeout_s = {self._timeout_s:g} s"
-            raise WeightSyncError(f"engines and trainer did not meet within {limit}: {late} did not come") from None
+        await together_as_it_was(
+            "join",
+            patient={"trainer"},
+            trainer=lambda: self.trainer.connect(group),
+            engines=lambda: self.engines.connect(group),
+        )
+        return group.num_parts
 
     async def mend(self, version: int) -> bool:
         """After the update to ``version`` failed: take out whoever was the cause; whether to try again."""
@@ -169,6 +183,14 @@ class Fleet:
         async with asyncio.TaskGroup() as group:
             group.create_task(closed(self.trainer.close))
             group.create_task(closed(self.engines.close))
+
+
+def _newest_checkpoint(checkpoints: Path) -> Path | None:
+    """Where a trainer that is started again goes on; what is passed over is said. Blocking."""
+    found = checkpoint.latest(checkpoints, verified=True)
+    for reason in found.skipped.values():
+        log.warning("a checkpoint is passed over", why=reason)
+    return found.folder
 
 
 async def closed(close: Callable[..., Awaitable[Any]], *arguments: None) -> None:

@@ -16,11 +16,14 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from prl import log, preflight, summary
 from prl.claim import choose
 from prl.config import Config
 from prl.errors import ConfigError, MissingExtraError
 from prl.evaluate import Evaluation
+from prl.hidden import clearer_of
 from prl.panel import Panel, make_console, make_panel, say, show
 from prl.pipeline import Pipeline
 from prl.resumed_config import nothing_left
@@ -129,7 +132,7 @@ class Job:
         """One message; above it the traceback where the error is a bug."""
         folder = self._pipeline.run_dir if self._pipeline is not None else None
         where = f"prl: events and logs are in {folder}\n" if folder is not None and folder.exists() else ""
-        return failure_message("the run", error) + where
+        return clearer_of(msgspec.to_builtins(self._config))(failure_message("the run", error)) + where
 
     def _report(self) -> None:
         pipeline = self._pipeline

@@ -25,6 +25,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -34,7 +35,8 @@ from prl.disk import Disk, append
 from prl.errors import JournalError
 from prl.exact import check_fields
 from prl.failure import FirstFailure, failures_to
-from prl.ledger import Admitted, AnyRecord, Entry, Ledger, Snapshot, Trained
+from prl.ledger import Ledger
+from prl.records import Admitted, AnyRecord, Entry, Snapshot, Trained
 
 FLUSH_S = 0.25
 """Records wait at most this long for the disk, so a crash loses at most this much sampling."""
@@ -48,9 +50,17 @@ class History(NamedTuple):
 
     ledger: Ledger
     damage: list[str]
-    """What could not be read, for people; a torn tail of the newest segment is what a crash leaves, and is not said."""
+    """What is there and is not what was written, each with file and place: what followed is lost to the ledger."""
+    covered: list[str]
+    """The same of older segments, and where a crash left one torn: the next one's snapshot tells all that the ledger
+    needs. A torn tail of the newest segment is what a crash leaves, and is not said."""
     batches: dict[int, list[Entry]]
     """The groups of the steps that were to be kept, by the number of steps done before; each in its step's order."""
+
+    @property
+    def unread(self) -> list[str]:
+        """Both, for people."""
+        return [*self.damage, *self.covered]
 
 
 class Journal:
@@ -113,7 +123,7 @@ class Journal:
             self._segment = target
             for number, path in segments(self._folder):
                 if number > self.ledger.step:
-                    await asyncio.to_thread(path.rename, path.with_suffix(".abandoned"))
+                    await self._disk.write("the journal", partial(path.rename, path.with_suffix(".abandoned")))
 
     async def _write_pending(self) -> None:
         self._wake.clear()
@@ -134,7 +144,7 @@ class Journal:
         needed = _first_needed(segments(self._folder), step)
         for number, path in segments(self._folder):
             if number < needed:
-                await asyncio.to_thread(path.unlink, missing_ok=True)
+                await self._disk.write("the journal", partial(path.unlink, missing_ok=True))
 
     def _encode(self, records: Sequence[AnyRecord]) -> bytes:
         out = bytearray()
@@ -191,22 +201,32 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
         if found[0][0] > resume_from:
             raise JournalError(f"{folder} begins after step {found[0][0]}, the checkpoint after step {resume_from}")
         found = [(number, path) for number, path in found if number >= _first_needed(found, resume_from)]
-    ledger, damage, batches = Ledger(), list[str](), dict[int, list[Entry]]()
+    ledger, batches = Ledger(), dict[int, list[Entry]]()
+    history = History(ledger, damage=[], covered=[], batches=batches)
     for position, (_, path) in enumerate(found):
         is_newest = position == len(found) - 1
-        for record in _records(path, damage, is_newest=is_newest):
+        for record in _records(path, history, is_newest=is_newest):
             if until is not None and _is_beyond(record, until):
-                return History(ledger, damage, batches)
+                return history
             if isinstance(record, Trained) and resume_from is not None and record.step >= resume_from:
                 batches[record.step] = [ledger.open[number] for number in record.prompt_ids if number in ledger.open]
             ledger.append(record)
-    if resume_from is not None and ledger.step < resume_from:
-        raise JournalError(f"{folder} ends after step {ledger.step}, the checkpoint is of step {resume_from}")
-    first = ledger.step if resume_from is None else resume_from
-    missing = [step for step in range(first, ledger.step) if step not in batches]
+            if isinstance(record, Snapshot):
+                history.covered.extend(history.damage)
+                history.damage.clear()
+    if resume_from is not None:
+        _check_reaches(folder, history, resume_from)
+    return history
+
+
+def _check_reaches(folder: Path, history: History, step: int) -> None:
+    """Raises JournalError where the run cannot go on from the checkpoint of ``step`` with what was read."""
+    done = history.ledger.step
+    if done < step:
+        raise JournalError(f"{folder} ends after step {done}, the checkpoint is of step {step}")
+    missing = [number for number in range(step, done) if number not in history.batches]
     if missing:
         raise JournalError(f"{folder} has lost the groups of steps {missing[0] + 1} to {missing[-1] + 1}")
-    return History(ledger, damage, batches)
 
 
 def _is_beyond(record: AnyRecord, until: int) -> bool:
@@ -224,26 +244,30 @@ def _first_needed(found: list[tuple[int, Path]], step: int) -> int:
     return max((number for number, _ in found if number <= step), default=0)
 
 
-def _records(path: Path, damage: list[str], *, is_newest: bool) -> Iterator[AnyRecord]:
-    """The whole records of one segment, in order, a snapshot only with all its parts; ``damage`` says what follows."""
+def _records(path: Path, history: History, *, is_newest: bool) -> Iterator[AnyRecord]:
+    """The whole records of one segment, in order, a snapshot only with all its parts; ``history`` says what follows."""
     decoder = msgspec.msgpack.Decoder(AnyRecord)
     data = path.read_bytes()
     at, snapshot, num_open = len(MAGIC), list[AnyRecord](), 0
     if not data.startswith(MAGIC):
-        damage.append(f"{path} is no segment of a journal")
+        history.damage.append(f"{path} is no segment of a journal")
         return
     while at < len(data):
         body = _body(data, at)
         if isinstance(body, str):
             if body == "damaged":
-                damage.append(f"{path} is damaged after {at} of {len(data)} bytes: what follows there is left out")
+                history.damage.append(
+                    f"{path} is damaged after {at} of {len(data)} bytes: what follows there is left out"
+                )
             elif not is_newest:  # a crash leaves it in a segment that was the newest then
-                damage.append(f"{path} is torn after {at} of {len(data)} bytes")
+                history.covered.append(f"{path} is torn after {at} of {len(data)} bytes")
             return
         try:
             record = decoder.decode(body)
         except msgspec.DecodeError as error:  # whole, and not what this version of prl writes
-            damage.append(f"{path} holds a record after {at} bytes that nobody knows ({error}): the rest is left out")
+            history.damage.append(
+                f"{path} holds a record after {at} bytes that nobody knows ({error}): the rest is left out"
+            )
             return
         at += NUM_HEAD_BYTES + len(body)
         if isinstance(record, Snapshot):

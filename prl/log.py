@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,13 +42,23 @@ class Console(Protocol):
         ...
 
 
-def encode(event: MutableMapping[str, Any]) -> bytes:
-    """One event as a line of JSON, whatever its values are."""
+def encode(event: MutableMapping[str, Any], clear: Callable[[str], str] = str) -> bytes:
+    """One event as a line of JSON, whatever its values are, without what ``clear`` takes out of a text."""
     try:
-        return msgspec.json.encode(event, enc_hook=_printable) + b"\n"
+        return msgspec.json.encode(_cleared(msgspec.to_builtins(event, enc_hook=_printable), clear)) + b"\n"
     except (TypeError, ValueError, RecursionError):  # keys of mixed types, lone surrogates, a list that holds itself
-        plain = {_printable(key): value if _is_number(value) else _printable(value) for key, value in event.items()}
+        plain = {
+            _printable(key): value if _is_number(value) else clear(_printable(value)) for key, value in event.items()
+        }
         return msgspec.json.encode(plain) + b"\n"
+
+
+def _cleared(value: Any, clear: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return clear(value)
+    if isinstance(value, dict):
+        return {key: _cleared(each, clear) for key, each in value.items()}
+    return [_cleared(each, clear) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _is_number(value: Any) -> bool:
@@ -64,7 +74,9 @@ def _printable(value: Any) -> str:
 class EventLog:
     """The sink of one run: ``events.jsonl`` in its folder and, for warnings, a console."""
 
-    def __init__(self, run_dir: Path, console: Console | None) -> None:
+    def __init__(self, run_dir: Path, console: Console | None, clear: Callable[[str], str] = str) -> None:
+        """``clear`` takes secrets out of a text."""
+        self._clear = clear
         run_dir.mkdir(parents=True, exist_ok=True)
         self.path = run_dir / "events.jsonl"
         self.num_lost = 0
@@ -80,11 +92,11 @@ class EventLog:
         """Keep one event; show it (unless ``show`` says no) when it is a warning or worse."""
         urgent = LEVELS.get(event.get("level", "info"), 0) >= LEVELS["warning"]
         with self._lock:
-            self._buffer.append(encode(event))
+            self._buffer.append(encode(event, self._clear))
             if urgent or time.monotonic() - self._flushed_at >= _FLUSH_INTERVAL_S:
                 self._flush()
         if show and urgent and (repeats := self._due(str(event.get("event")))) is not None:
-            _show({**event, "not_shown": repeats} if repeats else event, self._console)
+            _show({**event, "not_shown": repeats} if repeats else event, self._console, self._clear)
 
     def _due(self, kind: str) -> int | None:
         """None when this kind of warning was shown a moment ago, else how many were kept back since."""
@@ -137,10 +149,10 @@ class EventLog:
 _sink: EventLog | None = None
 
 
-def configure(run_dir: Path, console: Console | None = None) -> EventLog:
-    """Send prl's events to ``run_dir/events.jsonl`` until the returned log is closed."""
+def configure(run_dir: Path, console: Console | None = None, clear: Callable[[str], str] = str) -> EventLog:
+    """Send prl's events, without what ``clear`` takes out, to ``run_dir/events.jsonl`` until the log is closed."""
     global _sink  # noqa: PLW0603 - one run logs at a time
-    _sink = EventLog(run_dir, console)
+    _sink = EventLog(run_dir, console, clear)
     return _sink
 
 
@@ -208,9 +220,9 @@ def describe(event: MutableMapping[str, Any]) -> str:
     return f"{line}\n{event['exception']}" if "exception" in event else line
 
 
-def _show(event: MutableMapping[str, Any], console: Console | None) -> None:
-    level = event.get("level", "info")
+def _show(event: MutableMapping[str, Any], console: Console | None, clear: Callable[[str], str] = str) -> None:
+    level, text = event.get("level", "info"), clear(describe(event))
     if console is not None:
-        console.print(f"{level}: {describe(event)}", style="red" if level == "error" else "yellow", markup=False)
+        console.print(f"{level}: {text}", style="red" if level == "error" else "yellow", markup=False)
     else:
-        logging.getLogger("prl").log(LEVELS.get(level, 20), "%s", describe(event))
+        logging.getLogger("prl").log(LEVELS.get(level, 20), "%s", text)

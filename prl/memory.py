@@ -60,6 +60,8 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: int
     """One engine: weights and KV cache."""
+    staged: int
+    """The second copy of an engine's weights, in main memory, while a staged update is under way; 0: it has none."""
     rank: int
     """One trainer rank: its share of the state, activations and logits."""
     total: int
@@ -147,14 +149,15 @@ def _header(path: Path) -> dict[str, _Tensor]:
     return tensors
 
 
-def estimate(config: Config, shape: ModelShape, *, on_gpu: bool) -> Need:
+def estimate(config: Config, shape: ModelShape, *, on_gpu: bool, is_staged: bool = False) -> Need:
     """What ``config`` needs with a model of ``shape``."""
     engine, trainer = config.engine, config.trainer
     kv_token = 2 * shape.num_layers * shape.kv_width * DTYPE_BYTES[engine.dtype]
     wanted = engine.max_num_seqs * engine.max_model_len * kv_token
     least = engine.max_model_len * kv_token
     kv = least if on_gpu else min(wanted, int(engine.kv_cache_gib * GIB))
-    one_engine = shape.num_parameters * DTYPE_BYTES[engine.dtype] + kv
+    weights = shape.num_parameters * DTYPE_BYTES[engine.dtype]
+    one_engine, staged = weights + kv, weights if is_staged else 0
     tokens, width = max(trainer.max_tokens_per_microbatch, engine.max_model_len), DTYPE_BYTES[trainer.dtype]
     per_layer = 2 if trainer.activation_checkpointing else ACTIVATIONS_PER_LAYER
     activations = tokens * shape.num_layers * shape.hidden * per_layer * width
@@ -162,8 +165,8 @@ def estimate(config: Config, shape: ModelShape, *, on_gpu: bool) -> Need:
     one_rank = _state(config, shape) * trainer.num_replicas // trainer.num_ranks + activations + logits
     libraries = PROCESS_GIB["controller"]
     libraries += engine.num_local * PROCESS_GIB["engine"] + trainer.num_local_ranks * PROCESS_GIB["rank"]
-    total = engine.num_local * one_engine + trainer.num_local_ranks * one_rank + int(libraries * GIB)
-    return Need(engine=one_engine, rank=one_rank, total=total)
+    total = engine.num_local * (one_engine + staged) + trainer.num_local_ranks * one_rank + int(libraries * GIB)
+    return Need(engine=one_engine, staged=staged, rank=one_rank, total=total)
 
 
 def _state(config: Config, shape: ModelShape) -> int:

@@ -16,9 +16,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from prl.sync import PushReport
 from prl.trainer.base import TrainReport
 from prl.types import Batch, Group
+from prl.update_ways import PushReport
 
 MAX_LAG_BIN = 128
 """Lag from which on all tokens are in one bin."""
@@ -81,10 +81,12 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     wait_batch_s: float
     """The trainer waited this long for the batch."""
     pause_s: float
-    """The engines stood still this long for the update."""
+    """The engine that it took longest stopped and stood still this long for the update."""
     publish_s: float
     eval_block_s: float = 0.0
     """The push waited this long for the evaluation of the version before."""
+    checkpoint_s: float = 0.0
+    """Training stood still this long for a checkpoint after the step before; generation went on. Part of ``time_s``."""
     evals_incomplete: int = 0
     """Evaluations that ran out of time since the last step."""
     streams_moved: int = 0
@@ -181,6 +183,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     tokens_generated: int
     loop_lag_ms: float
     eval_block_s: float = 0.0
+    checkpoint_s: float = 0.0
     evals_incomplete: int = 0
 
 
@@ -200,6 +203,7 @@ class Meter:
         self.loop_lag_s = 0.0
         self.wait_batch_s = 0.0
         self.eval_block_s = 0.0
+        self.checkpoint_s = 0.0
         self.evals_incomplete = 0
         self.restart()
 
@@ -209,7 +213,7 @@ class Meter:
 
     def _begin(self, now: float, engines: tuple[int, float, float]) -> None:
         self._started_at, (self._tokens, self._busy_s, self._stream_s) = now, engines
-        self.loop_lag_s = self.wait_batch_s = self.eval_block_s = 0.0
+        self.loop_lag_s = self.wait_batch_s = self.eval_block_s = self.checkpoint_s = 0.0
         self.evals_incomplete = 0
 
     def lap(self) -> Timing:
@@ -224,6 +228,7 @@ class Meter:
             tokens_generated=tokens - self._tokens,
             loop_lag_ms=1000 * self.loop_lag_s,
             eval_block_s=self.eval_block_s,
+            checkpoint_s=self.checkpoint_s,
             evals_incomplete=self.evals_incomplete,
         )
         self._begin(now, engines)
@@ -290,6 +295,7 @@ def step_report(
         pause_s=pushed.pause_s if pushed else 0.0,
         publish_s=pushed.publish_s if pushed else 0.0,
         eval_block_s=timing.eval_block_s,
+        checkpoint_s=timing.checkpoint_s,
         evals_incomplete=timing.evals_incomplete,
         streams_moved=mended.streams_moved,
         streams_handed_over=mended.streams_handed_over,

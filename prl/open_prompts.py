@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from prl.buffer import Ticket
-from prl.ledger import Admitted, Entry, Left, Measured, Records, Scored, Trained
+from prl.ledger import Records
+from prl.records import Admitted, Entry, Left, Measured, Scored, Trained
 from prl.rollout import Done
 from prl.types import Group, Prompt
 

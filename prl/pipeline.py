@@ -47,7 +47,6 @@ from prl.status import Status
 from prl.trackers.base import check_trackers
 from prl.trackers.feed import Feed
 from prl.view.beside import Page
-from prl.waits import waiting
 from prl.watchdog import Why
 
 log = get_logger(__name__)
@@ -168,7 +167,7 @@ class Pipeline:
             page.bind()
             self._stack.callback(page.close)
         start = await self._assembly.read(resume=self._resume, accept_changes=self._accept_changes)
-        self._stack.enter_context(configure(self.run_dir, self._console))
+        self._stack.enter_context(configure(self.run_dir, self._console, self._record.clear))
         self._run_is_open = True
         await control.open()
         if self._on_page is not None and page.url is not None:
@@ -340,8 +339,7 @@ class Pipeline:
             log.info("reward", name=name, **msgspec.to_builtins(statistics))
         await self.save()
         fleet, sync, evaluator, _ = self._entered
-        with waiting("the trainer", "exports"):
-            await fleet.trainer.export(self.run_dir / "export")
+        await self._record.export(fleet.trainer)
         if self._done() and self._assembly.held_out:
             self._overview.begins(f"evaluating {len(self._assembly.held_out)} held-out prompts")
             await self._record.last_evaluation(evaluator, sync.version)
@@ -360,9 +358,15 @@ class Pipeline:
 
     def _summarise(self, error: BaseException | None) -> None:
         status = "failed" if error is not None else "done" if self._done() else "stopped"
-        mended = Mended() if self._wired is None else self._wired.controller.reporter.mended()
+        reporter = None if self._wired is None else self._wired.controller.reporter
         num_engines = self._overview.num_engines
-        self.summary = self._record.summary(status, mended=mended, num_engines=num_engines, error=error)
+        self.summary = self._record.summary(
+            status,
+            mended=Mended() if reporter is None else reporter.mended(),
+            checkpoint_s=0.0 if reporter is None else reporter.meter.checkpoint_s,
+            num_engines=num_engines,
+            error=error,
+        )
         if self._run_is_open:
             try:
                 self._record.end(self.summary)

@@ -19,20 +19,13 @@ from prl.data.opening import source_tables
 from prl.environments.base import REGISTRY as ENVIRONMENTS
 from prl.environments.history import rewritten_history
 from prl.errors import ConfigError, MissingExtraError, RefusedError
+from prl.machinery import engine_kind, installed, transport_of
 from prl.models import local_folder, resolve_model
-from prl.parts import engine_kind, environment_of, installed, make_scorer, transport_of
+from prl.parts import environment_of, make_scorer
+from prl.preflight_model import Finding, check_context, gib, look_at_model, need_of
 from prl.rewards.base import REGISTRY
 from prl.trackers.base import check_trackers
 from prl.trainer.launch import split_address
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at."""
-
-    topic: str
-    text: str
-    is_note: bool = False
-    """Nothing is wrong, and yet it may not be what was meant."""
 
 
 def before_start(config: Config) -> list[Finding]:
@@ -56,7 +49,7 @@ def before_start(config: Config) -> list[Finding]:
     elsewhere = [f"{len(config.engine.servers)} x vllm serve elsewhere"] if config.engine.servers else []
     findings = [Finding(topic="engine", text=", ".join([*local, *elsewhere]))]
     if config.trainer.kind != "simulated":
-        findings += _model(config)
+        findings += look_at_model(config)
         findings.append(_port(config))
     return findings + _pacing(config)
 
@@ -78,12 +71,13 @@ def room_for(config: Config, num_engines: int) -> None:
             f"no room for another engine: {num_engines} x {engine.tensor_parallel_size} GPUs of engines and"
             f" {num_ranks} of the trainer are {wanted}, and {len(gpus)} are visible"
         )
-    need = memory.estimate(msgspec.structs.replace(config, engine=engine), memory.read_shape(folder), on_gpu=bool(gpus))
+    many = msgspec.structs.replace(config, engine=engine)
+    need = need_of(many, memory.read_shape(folder), on_gpu=bool(gpus))
     total, _ = memory.machine_memory()
     if not gpus and need.total > total:
         raise RefusedError(
-            f"no room for another engine: with {num_engines} the run needs about {_gib(need.total)} of memory, and the"
-            f" machine has {_gib(total)}"
+            f"no room for another engine: with {num_engines} the run needs about {gib(need.total)} of memory, and the"
+            f" machine has {gib(total)}"
         )
 
 
@@ -101,7 +95,7 @@ def before_evaluation(config: Config) -> None:
     _files(config)
     folder = None if engine_kind(config)[0] == "simulated" else local_folder(resolve_model(config.model))
     if folder is not None:
-        _context(config, folder)
+        check_context(config, folder)
 
 
 def before_data(config: Config) -> None:
@@ -195,77 +189,6 @@ def _held_out(config: Config, found: int) -> list[Finding]:
     return [Finding(topic="held out", text=f"{found} prompts")]
 
 
-def _model(config: Config) -> list[Finding]:
-    folder = local_folder(resolve_model(config.model))
-    if folder is None:
-        text = f"{config.model} is a hub name that is not on this machine: not verified, no memory estimate"
-        return [Finding(topic="model", text=text, is_note=True)]
-    shape = _context(config, folder)
-    text = f"{config.model}: {_count(shape.num_parameters)} parameters, context {shape.max_positions or 'not stated'}"
-    return [Finding(topic="model", text=text), *_lora(config, shape), *_memory(config, shape)]
-
-
-def _context(config: Config, folder: Path) -> memory.ModelShape:
-    """The model's shape, if its context is as long as the configuration wants."""
-    shape = memory.read_shape(folder)
-    if shape.max_positions is not None and config.engine.max_model_len > shape.max_positions:
-        raise ConfigError(
-            f"engine.max_model_len = {config.engine.max_model_len} is longer than the context of {config.model!r}:"
-            f" {folder / 'config.json'} says max_position_embeddings = {shape.max_positions}"
-        )
-    return shape
-
-
-def _lora(config: Config, shape: memory.ModelShape) -> list[Finding]:
-    lora = config.lora
-    if lora.rank == 0:
-        return []
-    trained = memory.num_adapter_parameters(lora, shape)
-    share = f"{_count(trained)} parameters, {trained / shape.num_parameters:.1%} of the model's"
-    return [Finding(topic="lora", text=f"rank {lora.rank}, {share}, published {lora.publish}")]
-
-
-def _memory(config: Config, shape: memory.ModelShape) -> list[Finding]:
-    gpus = [] if config.trainer.device == "cpu" else memory.gpu_memory()
-    need = memory.estimate(config, shape, on_gpu=bool(gpus))
-    return _on_gpus(config, need, gpus) if gpus else [_on_cpu(need)]
-
-
-def _on_cpu(need: memory.Need) -> Finding:
-    total, available = memory.machine_memory()
-    text = f"about {_gib(need.total)} in all (engine {_gib(need.engine)}, trainer rank {_gib(need.rank)})"
-    if need.total > total:
-        raise ConfigError(
-            f"memory: this needs {text}, and the machine has {_gib(total)}: lower engine.count, engine.kv_cache_gib,"
-            " trainer.max_tokens_per_microbatch, or take a smaller model"
-        )
-    return Finding(topic="memory", text=f"{text} of {_gib(available)} available", is_note=need.total > available)
-
-
-def _on_gpus(config: Config, need: memory.Need, gpus: list[int]) -> list[Finding]:
-    engine, num_ranks = config.engine, config.trainer.num_local_ranks
-    wanted = engine.num_local * engine.tensor_parallel_size + num_ranks
-    share = int(min(gpus) * engine.gpu_memory_utilization) * engine.tensor_parallel_size
-    if engine.num_local and need.engine > share:
-        raise ConfigError(
-            f"memory: an engine needs at least {_gib(need.engine)} and may use {_gib(share)} (engine."
-            "gpu_memory_utilization, engine.tensor_parallel_size): raise one of them or lower engine.max_model_len"
-        )
-    if num_ranks and need.rank > min(gpus):
-        raise ConfigError(
-            f"memory: a trainer rank needs about {_gib(need.rank)} and a GPU has {_gib(min(gpus))}: raise"
-            " trainer.num_ranks, lower trainer.max_tokens_per_microbatch or set trainer.activation_checkpointing"
-        )
-    text = f"engine {_gib(need.engine)} or more, trainer rank about {_gib(need.rank)}, GPU {_gib(min(gpus))}"
-    text = f"{wanted} GPUs wanted, {len(gpus)} found; {text}"
-    if wanted > len(gpus) and config.trainer.device == "cuda":
-        raise ConfigError(
-            f"engine.count x engine.tensor_parallel_size + trainer.num_ranks = {engine.num_local} x"
-            f" {engine.tensor_parallel_size} + {num_ranks} = {wanted} GPUs, and {len(gpus)} are visible"
-        )
-    return [Finding(topic="memory", text=text, is_note=wanted > len(gpus))]
-
-
 def _port(config: Config) -> Finding:
     """Bind the trainer's port and let it go."""
     listen = config.trainer.listen
@@ -306,14 +229,3 @@ def _pacing(config: Config) -> list[Finding]:
         Finding(topic="pace", text=text),
         *(Finding(topic="pace", text=note, is_note=True) for note in notes),
     ]
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / memory.GIB:.1f} GiB"
-
-
-def _count(number: int) -> str:
-    for scale, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return str(number)

@@ -23,7 +23,8 @@ from prl.data.rows import CheckRow, Needs
 from prl.data.source import MixedPrompts, SourceStatistics
 from prl.data.tables import Joined
 from prl.errors import DataError
-from prl.ledger import Ledger, Measured
+from prl.ledger import Ledger
+from prl.records import Measured
 from prl.tokenizer import Tokenizer
 from prl.types import Group, Prompt
 

@@ -16,10 +16,10 @@ from typing import Protocol
 from prl.engines.pool import EnginePool
 from prl.metrics import LagSummary, Mended, Meter, StepReport, step_report
 from prl.rollout import Rollout
-from prl.sync import PushReport
 from prl.timeline import unix_time
 from prl.trainer.base import Trainer, TrainReport
 from prl.types import Group
+from prl.update_ways import PushReport
 
 
 class Judges(Protocol):

@@ -32,7 +32,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, EngineLeftError, EngineStalledError
 from prl.failure import FirstFailure, being_cancelled, failures_to, raise_as_it_was
-from prl.ledger import Member, Played, Sampled, completion_of, member_of
+from prl.records import Member, Played, Sampled, completion_of, member_of
 from prl.types import Abstained, Completion, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict, are_logprobs
 from prl.waits import Wait, loop, waiting
 
@@ -83,8 +83,10 @@ def stream_seed(*key: int) -> int:
 class Streams(Protocol):
     """Where streams come from: the pool, or a single engine."""
 
-    def generate(self, token_ids: list[int], decoding: Decoding, *, group: int) -> AsyncGenerator[TokenChunk, None]:
-        """Sample one stream; see ``engines/base.py``."""
+    def generate(
+        self, token_ids: list[int], decoding: Decoding, *, group: int, at_least: int = 0
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Sample one stream; see ``EnginePool.generate``."""
         ...
 
 
@@ -318,10 +320,11 @@ class Rollout:
         self, prompt: Prompt, decoding: Decoding, member: Member, record: Callable[[TokenChunk], None]
     ) -> None:
         """Sample behind what ``member`` has, into it."""
-        known = len(member.token_ids)
+        known, at_least = len(member.token_ids), member.versions[-1] if member.versions else 0
         if known:
             decoding = msgspec.structs.replace(decoding, max_tokens=decoding.max_tokens - known, num_known=known)
-        chunks = self._streams.generate(prompt.token_ids + member.token_ids, decoding, group=prompt.id)
+        behind = prompt.token_ids + member.token_ids
+        chunks = self._streams.generate(behind, decoding, group=prompt.id, at_least=at_least)
         async with aclosing(chunks):
             async for chunk in chunks:
                 member.add(chunk)

@@ -53,6 +53,10 @@ class Summary(msgspec.Struct, kw_only=True):
     """Engines that were started in place of lost ones."""
     trainer_restarts: int = 0
     """Times that the trainer was started again."""
+    checkpoints: int = 0
+    """Checkpoints that were written, the one at the end included."""
+    checkpoint_s: float = 0.0
+    """Seconds that training stood still for them; generation went on."""
     lag_max: int = 0
     lag_mean: float = 0.0
     ess_mean: float | None = None
@@ -78,6 +82,7 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     evals_incomplete: int = 0
     engine_restarts: int = 0
     trainer_restarts: int = 0
+    checkpoint_s: float = 0.0
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -93,6 +98,8 @@ class Totals(msgspec.Struct, kw_only=True):
     evals_incomplete: int = 0
     engine_restarts: int = 0
     trainer_restarts: int = 0
+    checkpoints: int = 0
+    checkpoint_s: float = 0.0
     lag_max: int = 0
     lag_sum: float = 0.0
     ess_sum: float = 0.0
@@ -112,6 +119,7 @@ class Totals(msgspec.Struct, kw_only=True):
         self.evals_incomplete += report.evals_incomplete
         self.engine_restarts += report.engine_restarts
         self.trainer_restarts += report.trainer_restarts
+        self.checkpoint_s += report.checkpoint_s
         self.lag_max = max(self.lag_max, report.lag_max)
         self.lag_sum += report.lag_mean
         if report.ess is not None and math.isfinite(report.ess):
@@ -136,6 +144,8 @@ class Totals(msgspec.Struct, kw_only=True):
             evals_incomplete=self.evals_incomplete,
             engine_restarts=self.engine_restarts,
             trainer_restarts=self.trainer_restarts,
+            checkpoints=self.checkpoints,
+            checkpoint_s=round(self.checkpoint_s, 3),
             lag_max=self.lag_max,
             lag_mean=self.lag_sum / max(1, self.steps),
             ess_mean=self.ess_sum / self.ess_steps if self.ess_steps else None,

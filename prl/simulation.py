@@ -150,15 +150,23 @@ class Meeting:
 
     async def receive(self) -> tuple[int, bytes]:
         """Wait for the next send; its version and weights."""
-        arrived: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._receivers.append(arrived)
-        self._arrival.set()
+        arrived = self.expect()
         try:
             return await arrived
         finally:
-            # A receiver that gave up is not there for the sender.
-            if arrived in self._receivers:
-                self._receivers.remove(arrived)
+            self.forget(arrived)
+
+    def expect(self) -> asyncio.Future[tuple[int, bytes]]:
+        """Take part in the next send, without waiting for it."""
+        arrived: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._receivers.append(arrived)
+        self._arrival.set()
+        return arrived
+
+    def forget(self, arrived: asyncio.Future[tuple[int, bytes]] | None) -> None:
+        """A receiver that gave up is not there for the sender."""
+        if arrived in self._receivers:
+            self._receivers.remove(arrived)
 
 
 _meetings: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, int], Meeting]] = (

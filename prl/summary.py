@@ -92,6 +92,9 @@ def _numbers(summary: Summary, latest: Evaluation | None) -> Iterator[tuple[str,
         )
         generated, trained = f"{summary.tokens_generated:,}", f"{summary.tokens_trained:,}"
         yield "tokens", Text(f"{generated} generated, {trained} trained ({100 * summary.goodput:.0f}%)")
+    if summary.checkpoints:
+        paused = f"training stood still {summary.checkpoint_s:.1f} s for them, generation went on"
+        yield "saved", Text(f"{_times(summary.checkpoints)}: {paused}")
     if summary.ess_mean is not None:
         yield "ESS", Text(f"{summary.ess_mean:.3f} on average (1 is on policy)")
 

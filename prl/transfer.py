@@ -8,8 +8,9 @@ Invariants:
 - A tensor leaves ``receive`` only after the checksums of all the bytes it was made of agreed with the sender's, and
   ``send`` returns only after every receiver has confirmed that it took everything.
 
-The manifest's tensors are one stream of bytes, cut into buckets of ``BUCKET_BYTES`` whatever the tensors' borders, so
-memory beyond the tensors themselves is one bucket on each side.
+The manifest's tensors are one stream of bytes, cut into buckets of ``bucket_bytes`` whatever the tensors' borders:
+small tensors share a bucket, and one that is larger travels in pieces. Two buckets are in use on each side, so that one
+is gathered and packed, or taken apart, while another is on its way; that is all the memory beyond the tensors.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ from prl.errors import WeightSyncError
 from prl.types import TensorSpec, WeightGroup
 from prl.weight_group import Ranks
 
-BUCKET_BYTES = 64 << 20
-"""Payload of one broadcast."""
 _CRC_BYTES = 8
 
 
@@ -36,13 +35,14 @@ class _Announcement(msgspec.Struct, frozen=True):
 
     version: int
     manifest: str
+    bucket_bytes: int
 
 
 class GlooGroup:
     """One rank's membership in a weight group. Not safe for two threads at once, except for ``close``."""
 
-    def __init__(self, ranks: Ranks, world_size: int) -> None:
-        self._ranks, self._world_size = ranks, world_size
+    def __init__(self, ranks: Ranks, world_size: int, bucket_bytes: int) -> None:
+        self._ranks, self._world_size, self._bucket_bytes = ranks, world_size, bucket_bytes
 
     @classmethod
     def join(cls, group: WeightGroup, rank: int) -> GlooGroup:
@@ -55,7 +55,7 @@ class GlooGroup:
             raise WeightSyncError(f"rank {rank} is not in a weight group of {group.world_size} ranks")
         ranks = Ranks(group, rank)
         ranks.connect()
-        return cls(ranks, group.world_size)
+        return cls(ranks, group.world_size, group.bucket_bytes)
 
     def send(self, version: int, manifest: Sequence[TensorSpec], tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Send ``tensors``, which must be what ``manifest`` says in its order, to every other rank.
@@ -66,19 +66,21 @@ class GlooGroup:
         self._ranks.start()
         self._agree(version, manifest)
         with self._ranks.breaking(f"sending version {version} failed"):
-            size = min(BUCKET_BYTES, _num_bytes(manifest))
-            bucket, fill = torch.empty(size + _CRC_BYTES, dtype=torch.uint8), 0
+            size, rooms = self._rooms(_num_bytes(manifest))
+            fill = 0
             for piece in _checked(manifest, tensors):
                 rest = _bytes(piece.detach().to("cpu").contiguous())
                 while rest.numel():
                     if fill == size:
-                        self._send_bucket(bucket, fill, version)
+                        self._send_bucket(rooms[0], fill, version)
+                        rooms.reverse()
                         fill = 0
                     taken, rest = rest[: size - fill], rest[size - fill :]
-                    bucket[fill : fill + len(taken)] = taken
+                    rooms[0][fill : fill + len(taken)] = taken
                     fill += len(taken)
             if fill:  # the last bucket waits for the end of the tensors, so that one too many is noticed on all sides
-                self._send_bucket(bucket, fill, version)
+                self._send_bucket(rooms[0], fill, version)
+            self._ranks.finish()
             self._ranks.wait_for("done", range(1, self._world_size), f"to confirm version {version}")
 
     def receive(self, version: int, manifest: Sequence[TensorSpec]) -> Generator[tuple[str, Tensor]]:
@@ -93,16 +95,14 @@ class GlooGroup:
         self._ranks.start()
         self._agree(version, manifest)
         with self._ranks.breaking(f"receiving version {version} failed"):
-            left = _num_bytes(manifest)
-            room = torch.empty(min(BUCKET_BYTES, left) + _CRC_BYTES, dtype=torch.uint8)
-            bucket = room[:0]
+            buckets = self._buckets(_num_bytes(manifest), version)
+            bucket = torch.empty(0, dtype=torch.uint8)
             for spec in manifest:
                 tensor = torch.empty(spec.shape, dtype=_dtype(spec))
                 rest = _bytes(tensor)
                 while rest.numel():
                     if not bucket.numel():
-                        bucket = self._receive_bucket(room, min(BUCKET_BYTES, left), version)
-                        left -= len(bucket)
+                        bucket = next(buckets)
                     size = min(len(rest), len(bucket))
                     rest[:size] = bucket[:size]
                     rest, bucket = rest[size:], bucket[size:]
@@ -115,35 +115,66 @@ class GlooGroup:
 
     def _agree(self, version: int, manifest: Sequence[TensorSpec]) -> None:
         """Compare what all ranks announce; everybody sees the same announcements, so everybody decides the same."""
-        mine = _Announcement(version, hashlib.sha256(msgspec.json.encode(list(manifest))).hexdigest())
+        mine = _Announcement(
+            version, hashlib.sha256(msgspec.json.encode(list(manifest))).hexdigest(), self._bucket_bytes
+        )
         with self._ranks.breaking(f"no agreement on version {version}"):
             self._ranks.say("hello", msgspec.json.encode(mine))
             said = self._ranks.wait_for("hello", range(self._world_size), f"to announce version {version}")
             announced = [msgspec.json.decode(text, type=_Announcement) for text in said]
         if any(other != announced[0] for other in announced):
             what = ", ".join(
-                f"rank {rank}: version {a.version}, manifest {a.manifest[:12]}" for rank, a in enumerate(announced)
+                f"rank {rank}: version {a.version}, manifest {a.manifest[:12]}, buckets of {a.bucket_bytes} bytes"
+                for rank, a in enumerate(announced)
             )
             raise WeightSyncError(
                 f"the ranks of the weight group disagree on what is sent ({what}); nothing was sent. "
                 f"Trainer and engines must be given the same WeightUpdate"
             )
 
+    def _rooms(self, num_bytes: int) -> tuple[int, list[Tensor]]:
+        """Bytes of a bucket, and memory for as many as are in use at once, each with its checksum behind it."""
+        size = min(self._bucket_bytes, num_bytes)
+        count = 2 if num_bytes > size else 1
+        return size, [torch.empty(size + _CRC_BYTES, dtype=torch.uint8) for _ in range(count)]
+
     def _send_bucket(self, bucket: Tensor, fill: int, version: int) -> None:
+        """Begin to send, when the bucket before has left and its memory is free."""
         crc = torch.tensor([_crc(bucket[:fill])], dtype=torch.int64)
         bucket[fill : fill + _CRC_BYTES] = _bytes(crc)
-        self._ranks.broadcast(bucket[: fill + _CRC_BYTES], f"version {version}")
+        self._ranks.finish()
+        self._ranks.begin(bucket[: fill + _CRC_BYTES], f"version {version}")
 
-    def _receive_bucket(self, room: Tensor, size: int, version: int) -> Tensor:
-        message = room[: size + _CRC_BYTES]
-        self._ranks.broadcast(message, f"version {version}")
-        payload, trailer = message[:size], message[size:].clone()
-        expected, got = int(trailer.view(torch.int64)[0]), _crc(payload)
-        if expected != got:
-            raise WeightSyncError(
-                f"a bucket of {size} bytes of version {version} arrived damaged: checksum {got:#x}, sent {expected:#x}"
-            )
-        return payload
+    def _buckets(self, left: int, version: int) -> Iterator[Tensor]:
+        """The payloads of ``left`` bytes in all, each good until the next is asked for, which is on its way by then."""
+        size, rooms = self._rooms(left)
+
+        def begin() -> Tensor:
+            rooms.reverse()
+            message = rooms[0][: min(size, left) + _CRC_BYTES]
+            self._ranks.begin(message, f"version {version}")
+            return message
+
+        coming = begin()
+        while left:
+            self._ranks.finish()
+            here = coming
+            left -= len(here) - _CRC_BYTES
+            if left:
+                coming = begin()
+            yield _intact(here, version)
+
+
+def _intact(message: Tensor, version: int) -> Tensor:
+    """The payload of a message. Raises WeightSyncError where it is not what its checksum is of."""
+    size = len(message) - _CRC_BYTES
+    payload, trailer = message[:size], message[size:].clone()
+    expected, got = int(trailer.view(torch.int64)[0]), _crc(payload)
+    if expected != got:
+        raise WeightSyncError(
+            f"a bucket of {size} bytes of version {version} arrived damaged: checksum {got:#x}, sent {expected:#x}"
+        )
+    return payload
 
 
 def _dtype(spec: TensorSpec) -> torch.dtype:

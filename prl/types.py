@@ -27,6 +27,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 T = TypeVar("T")
+BUCKET_BYTES = 64 << 20
+"""What a weight transfer sends at once, where nothing else is said."""
 Finish = Literal["stop", "length", "abort"]
 """Why a stream ended: a stop token, a length limit, or an abort. Only the first two may reach scoring."""
 
@@ -256,8 +258,10 @@ class WeightUpdate(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     transport: str
     manifest: list[TensorSpec]
-    """What is sent, in sending order: one canonical name per tensor, tied names once. Or adapters alone, as two tensors
-    for each of their weights (see ``adapters.py``)."""
+    """What is sent, in sending order, in the dtypes in which it travels: one canonical name per tensor, tied names
+    once. Or adapters alone, as two tensors for each of their weights (see ``adapters.py``)."""
+    part: int = 0
+    """Which of the weight groups it is sent to."""
 
 
 class WeightGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,5 +271,12 @@ class WeightGroup(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     port: int
     world_size: int
-    """1 for the sending trainer rank plus every worker of every engine."""
+    """1 for the sending trainer rank plus every worker of every engine in it."""
     timeout_s: float
+    """Deadline of the meeting, and of each transfer."""
+    bucket_bytes: int = BUCKET_BYTES
+    """Payload of one message; the same on all ranks."""
+    part: int = 0
+    """Which it is of the groups that the trainer is in at once: engines that receive one after another are in groups of
+    their own."""
+    num_parts: int = 1

@@ -42,6 +42,10 @@ class Ranks:
         self._deadline = time.monotonic() + group.timeout_s
         self._store: Any = None
         self._gloo: Any = None
+        self._on_its_way: Any = None
+        """What was begun. Nobody else may hold it: with it alive, and a traceback is enough for that, the connections
+        stay open when they are dropped, and the peers wait."""
+        self._purpose = ""
 
     def connect(self) -> None:
         """Meet the other ranks at ``group.address:port``; rank 0 hosts the meeting.
@@ -93,17 +97,32 @@ class Ranks:
             pause = min(2 * pause, _POLL_S[1])
         return [self._store.get(self._key(word, rank)) for rank in ranks]
 
-    def broadcast(self, message: Tensor, purpose: str) -> None:
-        """Fill ``message`` (bytes, on the CPU) on every rank with rank 0's."""
+    def begin(self, message: Tensor, purpose: str) -> None:
+        """Begin to fill ``message`` (bytes, on the CPU) on every rank with rank 0's; until ``finish`` it is gloo's."""
         options = _dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         options.timeout = self._remaining()
+        self._purpose = f"the broadcast of {len(message)} bytes of {purpose}"
+        with self._telling():
+            self._on_its_way = self._gloo.broadcast([message], options)
+
+    def finish(self) -> None:
+        """Wait until what was begun has arrived everywhere, if anything was."""
         try:
-            self._gloo.broadcast([message], options).wait()
+            if self._on_its_way is not None:
+                with self._telling():
+                    self._on_its_way.wait()
+        finally:
+            self._on_its_way = None
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """What gloo says goes wrong is told as a failure of this rank's wait."""
+        try:
+            yield
         except RuntimeError as error:
-            what = f"the broadcast of {len(message)} bytes of {purpose}"
-            raise WeightSyncError(f"rank {self.rank} waited for {what}: {error}") from error
+            raise WeightSyncError(f"rank {self.rank} waited for {self._purpose}: {error}") from error
 
     @contextlib.contextmanager
     def breaking(self, what: str) -> Iterator[None]:
@@ -141,7 +160,7 @@ class Ranks:
         return None
 
     def _drop(self) -> None:
-        gloo, self._gloo = self._gloo, None
+        gloo, self._gloo, self._on_its_way = self._gloo, None, None
         if gloo is not None:
             gloo.abort()
 

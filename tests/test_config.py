@@ -99,7 +99,8 @@ def test_a_key_in_the_wrong_table_names_the_right_one(tmp_path: Path) -> None:
 def test_a_key_like_no_other_lists_what_there_is(tmp_path: Path) -> None:
     """No guess where nothing is near."""
     assert complaint(write(tmp_path, MINIMAL), "weights.qqq=1").endswith(
-        "unknown key, known here: transport, host, timeout_s, verify_every, verify_tolerance"
+        "unknown key, known here: transport, host, bucket_bytes, staged, rolling, timeout_s, verify_every,"
+        " verify_tolerance"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +24,8 @@ from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, PrlError, TrainerError, WeightSyncError
 from prl.failure import FirstFailure, running, together
-from prl.ledger import Entry, Ledger, Open
+from prl.ledger import Ledger
+from prl.records import Entry, Open
 from prl.refill import Refill
 from prl.reporter import Judges
 from prl.rollout import Rollout, stream_seed
@@ -93,6 +95,9 @@ async def controller_over(
     resumed: Ledger | None = None,
     max_refills: int | None = None,
     judges: Judges | None = None,
+    make_engine: Callable[..., SimulatedEngine] = SimulatedEngine,
+    rolling: int = 0,
+    staged: bool = True,
 ) -> AsyncIterator[Run]:
     """Start a controller on simulated parts, as the pipeline does, or on the ledger of a run that it goes on from."""
     failure = FirstFailure()
@@ -100,9 +105,11 @@ async def controller_over(
     config = EngineConfig(count=num_engines, max_num_seqs=8, token_timeout_s=1e6)
     script = script or Script()
     engines = EnginePool(
-        [SimulatedEngine(index=i, max_num_seqs=8, script=script, seed=0) for i in range(num_engines)],
+        [make_engine(index=i, max_num_seqs=8, script=script, seed=0) for i in range(num_engines)],
         config,
         gate_timeout_s=60,
+        rolling=rolling,
+        staged=staged,
     )
     trainer = trainer or SimulatedTrainer(step_s=0.2)
     source = Numbers()
@@ -131,6 +138,7 @@ async def controller_over(
         tolerance=1e-9,
         timeout_s=60,
         verify_every=1,
+        staged=staged,
     )
 
     async def batch(step: int, groups: list[Group]) -> Batch:
@@ -140,8 +148,12 @@ async def controller_over(
 
     try:
         opened = await together({}, "open", trainer=trainer.open, engines=engines.open)
-        group = engines.weight_group(transport="gloo", address="simulated", port=1, timeout_s=60)
-        await together({}, "join", trainer=lambda: trainer.connect(group), engines=lambda: engines.connect(group))
+        part, num_parts = 0, 1
+        while part < num_parts:
+            group = engines.weight_group(transport="gloo", address="simulated", port=1, timeout_s=60, part=part)
+            joining = {"trainer": partial(trainer.connect, group), "engines": partial(engines.connect, group)}
+            await together({}, "join", **joining)
+            part, num_parts = part + 1, group.num_parts
         controller = Controller(
             source=source,
             engines=engines,

@@ -13,7 +13,7 @@ import prl
 from prl import virtual_time
 from prl.config import RewardConfig
 from prl.errors import ConfigError
-from prl.hidden import HIDDEN, is_secret, secrets_of, with_secrets, without_secrets
+from prl.hidden import HIDDEN, cleared, cleared_start, is_secret, parts_of, secrets_of, with_secrets, without_secrets
 from prl.rewards.base import Judged, make_reward
 from tests.test_pipeline import simulated
 
@@ -54,6 +54,43 @@ def test_secrets_are_hidden_wherever_they_stand() -> None:
         "token": 7,
     }
     assert secrets_of(tree, {"JUDGE": "c"}) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("value", "hidden"),
+    [
+        ("Bearer sk-123456", {"Bearer sk-123456", "sk-123456"}),
+        ("  token sk-123456\n", {"  token sk-123456\n", "token sk-123456", "sk-123456"}),
+        ("Bearer x", {"Bearer x"}),
+        ("Basic dXNlcjpodW50ZXIy", {"Basic dXNlcjpodW50ZXIy", "dXNlcjpodW50ZXIy", "user:hunter2", "hunter2"}),
+        ("session=abcdef123; n=1", {"session=abcdef123; n=1", "abcdef123"}),
+        ('Digest nonce="0123456789", n=2', {'Digest nonce="0123456789", n=2', 'nonce="0123456789", n=2', "0123456789"}),
+    ],
+)
+def test_the_parts_of_a_secret_are_secrets(value: str, hidden: set[str]) -> None:
+    """The key behind a scheme, the password of Basic, the values of pairs; not what is too short to be one."""
+    assert parts_of(value) == hidden
+    assert hidden <= secrets_of({"headers": {"Authorization": value}})
+    assert hidden <= secrets_of({"headers": {"Authorization": "env:JUDGE"}}, {"JUDGE": value})
+
+
+def test_a_secret_is_hidden_in_json_and_in_a_repr() -> None:
+    """A quote, a backslash and a letter of another alphabet stand there in another form."""
+    secret = 'sé"same\\open\n'
+    found = secrets_of({"api_key": secret})
+    for text in (secret, json.dumps([secret], ensure_ascii=False), repr([secret])):
+        assert "same" not in cleared(text, found)
+
+
+@pytest.mark.parametrize("limit", range(1, 40))
+def test_a_cut_shows_no_part_of_a_secret(limit: int) -> None:
+    """Whether the limit of what is shown cuts a secret in two, or the limit of what was read did."""
+    secret = "sk-0123456789"
+    whole = f"refused {secret} and {secret} again"
+    assert not set("0123456789") & set(cleared_start(whole, {secret}, limit))
+    read = whole[:limit]
+    if not read.endswith(("s", "sk")):  # too few to tell from any other text
+        assert "sk-" not in cleared_start(read, {secret}, 100, is_whole=False)
 
 
 def test_the_name_of_a_variable_is_no_secret_and_what_it_holds_is() -> None:
@@ -117,6 +154,34 @@ def test_no_file_of_a_run_holds_a_secret(tmp_path: Path, monkeypatch: pytest.Mon
     assert any(HIDDEN in line["message"] for line in dropped)
     samples = [json.loads(line) for line in texts["samples.jsonl"].splitlines()]
     assert any(HIDDEN in line["part_messages"]["test-hidden-judge"] for line in samples)
+
+
+class Broken(Judge):
+    """A reward with a bug, whose exception says what it was given."""
+
+    async def __call__(self, completion: prl.Completion, prompt: prl.Prompt) -> Judged:
+        """Look up what is not there."""
+        raise LookupError(self.seen)
+
+
+prl.reward("test-hidden-broken")(Broken)
+
+
+def test_a_bug_in_a_reward_is_written_down_without_secrets(tmp_path: Path) -> None:
+    """What it raised comes as it was to whoever called; events and summary hide the header, and the key by itself."""
+    options: dict[str, Any] = {"url": "u", "api_key": "sesame-open", "headers": {"Authorization": "Bearer abc123"}}
+    config = simulated(rewards=[RewardConfig(name="test-hidden-broken", options=options)])
+
+    async def main() -> None:
+        async with prl.Pipeline(config, run_dir=tmp_path / "run") as pipeline:
+            await pipeline.step()
+
+    with pytest.raises(LookupError, match="sesame-open"):
+        virtual_time.run(main())
+    texts = {path.name: path.read_text() for path in (tmp_path / "run").glob("*.json*")}
+    assert [(name, secret) for name, text in texts.items() for secret in ("sesame", "abc123") if secret in text] == []
+    assert "LookupError" in texts["events.jsonl"]
+    assert f"LookupError: ['u', '{HIDDEN}', '{HIDDEN}']" in json.loads(texts["summary.json"])["error"]
 
 
 def test_a_wrong_type_does_not_show_the_secret() -> None:

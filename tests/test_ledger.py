@@ -6,19 +6,8 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prl.ledger import (
-    Accounts,
-    Admitted,
-    AnyRecord,
-    Entry,
-    IdSet,
-    Ledger,
-    Left,
-    Sampled,
-    Scored,
-    Trained,
-    group_of,
-)
+from prl.ledger import Accounts, IdSet, Ledger
+from prl.records import Admitted, AnyRecord, Entry, Left, Proven, Sampled, Scored, Trained, Unproven, group_of
 from prl.types import Finish, Score, TokenChunk
 from tests.factories import make_prompt
 
@@ -65,8 +54,39 @@ def test_every_prompt_is_somewhere() -> None:
         Trained(step=0, prompt_ids=[0]),
     )
     assert ledger.accounts() == Accounts(
-        steps=1, admitted=5, trained=1, left={"timeout": 1}, running=2, scored=1, lost=[], trained_twice=[]
+        steps=1,
+        admitted=5,
+        trained=1,
+        left={"timeout": 1},
+        running=2,
+        scored=1,
+        unproven=0,
+        issued_again={},
+        lost=[],
+        trained_twice=[],
     )
+
+
+def test_tokens_of_weights_that_are_not_proven_are_known_as_such() -> None:
+    """From the first version that waits for its proof on, until the proof; a snapshot carries it all."""
+    ledger = ledger_of(
+        *(Admitted(prompt=make_prompt(number)) for number in range(3)),
+        sampled(0, 0, chunk(7, version=3, finish="stop")),
+        Unproven(version=4),
+        sampled(1, 0, chunk(7, version=4)),
+        Scored(prompt_id=0, members=[0], scores=[Score(reward=1.0)]),
+        Unproven(version=5),
+        sampled(2, 0, chunk(7, version=5)),
+    )
+    ledger.forget(2, "weights_not_proven")
+    again = ledger_of(*ledger.snapshot())
+    for each in (ledger, again):
+        assert [each.is_unproven(entry) for entry in each.open.values()] == [False, True, False]
+        accounts = each.accounts()
+        assert (accounts.unproven, accounts.running, accounts.scored) == (1, 2, 1)
+        assert accounts.issued_again == {"weights_not_proven": 1}
+    again.append(Proven(version=5))
+    assert again.accounts().unproven == 0
 
 
 def test_what_must_not_be_is_found() -> None:
@@ -139,6 +159,6 @@ def test_what_is_forgotten_is_issued_again() -> None:
         sampled(1, 0, chunk(7)),
         Scored(prompt_id=1, members=[0], scores=[Score(reward=1.0)]),
     )
-    ledger.forget(1)
+    ledger.forget(1, "too_old")
     assert list(ledger.open) == [0, 1, 2]
     assert ledger.open[1] == Entry(prompt=make_prompt(1))

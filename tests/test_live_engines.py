@@ -41,8 +41,11 @@ def wait_for(job: Job, condition: Callable[[dict[str, dict[str, Any]]], bool]) -
 
 @pytest.mark.timeout(400)
 def test_an_engine_is_added_and_another_removed(tmp_path: Path, started: list[Job]) -> None:
-    """The new one samples for the run with its current weights, the old one's process ends, no prompt is lost."""
-    job = Job(tmp_path)
+    """The new one samples for the run with its current weights, the old one's process ends, no prompt is lost.
+
+    Where there are two, they take up new weights in turns, into place, each in a weight group of its own.
+    """
+    job = Job(tmp_path, "weights.rolling=1", "weights.staged=false")
     started.append(job)
     job.wait_for_step(1)
     assert prl("engines", "remove", str(job.run_dir), "engine-0", "--force").returncode == 1

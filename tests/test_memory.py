@@ -146,6 +146,14 @@ def test_on_a_cpu_the_cache_is_as_large_as_configured_at_most() -> None:
     assert estimate(few, BIG, on_gpu=False).engine == weights + 16 * 2 * 28 * 512 * 4
 
 
+def test_a_second_copy_is_counted_where_updates_are_staged() -> None:
+    """The weights of each engine once more, and nothing where they are received into place."""
+    config = Config(model="m", engine=EngineConfig(count=4, dtype="bfloat16"))
+    plain, staged = (estimate(config, BIG, on_gpu=True, is_staged=is_staged) for is_staged in (False, True))
+    assert (plain.staged, staged.staged) == (0, 7_600_000_000 * 2)
+    assert staged.total - plain.total == 4 * staged.staged
+
+
 def test_the_machine_has_memory() -> None:
     """Available is part of the total."""
     total, available = machine_memory()

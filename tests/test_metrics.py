@@ -182,6 +182,7 @@ def test_a_report_by_hand() -> None:
         "pause_s": 0.5,
         "publish_s": 0.25,
         "eval_block_s": 0.125,
+        "checkpoint_s": 0.0,
         "evals_incomplete": 1,
         "streams_moved": 3,
         "streams_handed_over": 0,
@@ -227,7 +228,7 @@ def test_the_keys_of_a_line() -> None:
         ),
         *("length_mean", "length_max", "finish_length_share"),
         *("gen_tok_s", "train_tok_s", "trainer_busy", "engine_busy", "in_flight", "wait_batch_s", "pause_s"),
-        *("publish_s", "eval_block_s", "evals_incomplete"),
+        *("publish_s", "eval_block_s", "checkpoint_s", "evals_incomplete"),
         *("streams_moved", "streams_handed_over", "engine_restarts", "trainer_restarts", "reward_retries"),
         "loop_lag_ms",
     ]
@@ -315,13 +316,15 @@ def test_waits_and_lags_belong_to_their_lap() -> None:
     clock = Clock()
     meter = clock.meter()
     meter.wait_batch_s, meter.loop_lag_s, meter.eval_block_s, meter.evals_incomplete = 1.5, 0.25, 0.5, 1
+    meter.checkpoint_s = 0.75
     clock.pass_time(2)
     first = meter.lap()
-    assert (first.eval_block_s, first.evals_incomplete) == (0.5, 1)
+    assert (first.eval_block_s, first.evals_incomplete, first.checkpoint_s) == (0.5, 1, 0.75)
     assert (first.wait_batch_s, first.loop_lag_ms) == (1.5, 250)
     clock.pass_time(2)
     second = meter.lap()
     assert (second.wait_batch_s, second.loop_lag_ms, second.eval_block_s, second.evals_incomplete) == (0, 0, 0, 0)
+    assert second.checkpoint_s == 0
 
 
 def test_a_restart_forgets_what_was_before() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from prl.ledger import Admitted, Entry, Left, Measured, Scored, Trained
 from prl.open_prompts import OpenPrompts
+from prl.records import Admitted, Entry, Left, Measured, Scored, Trained
 from prl.rollout import Done
 from prl.types import Completion, Group, Prompt, Score
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from prl import memory, parts, preflight
+from prl import machinery, memory, preflight
 from prl.config import Config
 from prl.data import source
 from prl.errors import ConfigError, MissingExtraError
@@ -42,8 +42,21 @@ def test_it_says_what_would_run(tmp_path: Path) -> None:
     assert found["engine"] == "1 x transformers (as configured)"
     assert found["model"].endswith("1.3 k parameters, context 512")
     assert found["memory"].startswith("about 2.")
+    assert found["weights"] == (
+        "gloo, buckets of 64 MiB, staged beside generation, for a second copy of its weights in each engine's main"
+        " memory, 0.0 GiB"
+    )
     assert found["port"] == "127.0.0.1, any free port"
     assert found["pace"] == "8 prompts x 8 completions a step, lag at most 1"
+
+
+def test_how_weights_travel_is_said(tmp_path: Path) -> None:
+    """In turns of how many, beside generation or into place; and that one engine has nobody to take turns with."""
+    weights = {"staged": False, "rolling": 2, "bucket_bytes": 1 << 20}
+    found = preflight.before_start(config(make_model_folder(tmp_path), weights=weights))
+    said = "gloo, buckets of 1 MiB, into place, while engines stand still, at most 2 engines at once"
+    assert [each.text for each in found if each.topic == "weights"] == [said, *notes(found)]
+    assert notes(found) == ["weights.rolling = 2 and there is one engine: it has nobody to take turns with"]
 
 
 def test_what_adapters_train_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +154,7 @@ def test_gpus_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_engine_that_is_not_installed_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` falls back and says so; asking for vLLM by name does not."""
-    monkeypatch.setattr(parts, "installed", lambda package: package != "vllm")
+    monkeypatch.setattr(machinery, "installed", lambda package: package != "vllm")
     model = make_model_folder(tmp_path)
     with pytest.raises(MissingExtraError, match=r"prl-train\[vllm\]"):
         preflight.before_start(config(model, engine={"kind": "vllm"}))

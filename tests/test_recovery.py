@@ -185,7 +185,7 @@ def test_what_was_sampled_is_used(tmp_path: Path) -> None:
     run, config = tmp_path / "run", config_of(max_lag=2)
     stopped_after(run, config, 4)
     start = find_start(run, config)
-    assert (start.ledger.step, len(start.batches), start.num_issued_again) == (4, 1, 0)
+    assert (start.ledger.step, len(start.batches), start.issued_again) == (4, 1, {})
     known = {
         (number, index): member.token_ids
         for number, entry in start.ledger.open.items()
@@ -212,16 +212,17 @@ def test_a_smaller_bound_issues_old_tokens_again(tmp_path: Path) -> None:
     run = tmp_path / "run"
     stopped_after(run, config_of(max_lag=4), 4)
     config = config_of(max_lag=0)
-    assert find_start(run, config).num_issued_again > 0
+    expected = find_start(run, config).issued_again
+    assert list(expected) == ["too_old"]
 
     async def resumed() -> list[prl.StepReport]:
         async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
             return await take_steps(pipeline, NUM_STEPS - 4)
 
-    expected = find_start(run, config).num_issued_again
     assert [report.lag_max for report in virtual_time.run(resumed())] == [0] * (NUM_STEPS - 4)
     told = [line["num_prompts"] for line in lines(run / "events.jsonl") if "issued again" in line["event"]]
-    assert told == [expected]
+    assert told == list(expected.values())
+    assert accounts_of(run).issued_again == expected
     assert accounts_of(run).lost == []
 
 

@@ -18,7 +18,7 @@ from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, EngineError, EngineStalledError, PrlError
 from prl.failure import FirstFailure
-from prl.ledger import Member, Sampled
+from prl.records import Member, Sampled
 from prl.rollout import MAX_DEATHS, Done, Dropped, Outcome, Rollout
 from prl.types import Abstained, Completion, Finish, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict
 from tests.factories import make_prompt
@@ -50,7 +50,7 @@ class Streams:
         self.num_open = 0
 
     async def generate(
-        self, token_ids: list[int], decoding: Decoding, *, group: int
+        self, token_ids: list[int], decoding: Decoding, *, group: int, at_least: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Follow the next script."""
         script = self._scripts[min(len(self.asked), len(self._scripts) - 1)]

@@ -120,6 +120,8 @@ def test_the_keys_of_a_summary() -> None:
             "evals_incomplete",
             "engine_restarts",
             "trainer_restarts",
+            "checkpoints",
+            "checkpoint_s",
             "lag_max",
             "lag_mean",
             "ess_mean",
@@ -141,7 +143,7 @@ def test_totals_by_hand() -> None:
     )
     second = {"reward_mean": 0.75, "evals_incomplete": 1, "lag_max": 3, "lag_mean": 1.5, "ess": 0.5}
     totals.add(report(2, **numbers, **second, versions_max=4))
-    third = {"engine_restarts": 2, "trainer_restarts": 1}
+    third = {"engine_restarts": 2, "trainer_restarts": 1, "checkpoint_s": 1.25}
     third |= {"reward_mean": 0.6, "evals_incomplete": 2, "lag_max": 2, "lag_mean": 1.0, "ess": 0.6}
     totals.add(report(3, **numbers, **third, versions_max=1))
     assert msgspec.structs.asdict(totals.summary("done", num_engines=2, eval_after=0.9, error=None)) == {
@@ -158,6 +160,8 @@ def test_totals_by_hand() -> None:
         "evals_incomplete": 3,
         "engine_restarts": 5,
         "trainer_restarts": 1,
+        "checkpoints": 0,
+        "checkpoint_s": 1.25,
         "lag_max": 3,
         "lag_mean": 1.0,
         "ess_mean": pytest.approx(0.7),

@@ -108,6 +108,13 @@ def test_pass_at_k_and_lost_evaluations_are_shown_where_there_are_any(tmp_path: 
     assert (text.count("150"), text.count("250"), text.count("12 + 30")) == (1, 0, 1)
 
 
+def test_the_pause_of_the_checkpoints_is_stated(tmp_path: Path) -> None:
+    """How often the run was saved, and how long training stood still for it; nothing where it never was."""
+    text = printed(summary(checkpoints=3, checkpoint_s=12.34), tmp_path)
+    assert "3 times: training stood still 12.3 s for them, generation went on\n" in text
+    assert "stood still" not in printed(summary(), tmp_path)
+
+
 def test_it_names_only_files_that_are_there(tmp_path: Path) -> None:
     """A run that exported nothing does not say where its model is."""
     (tmp_path / "metrics.jsonl").touch()

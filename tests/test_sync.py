@@ -12,6 +12,7 @@ import pytest
 from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.config import EngineConfig
+from prl.engines.base import Standstill
 from prl.engines.pool import EnginePool
 from prl.engines.simulated import Script, SimulatedEngine
 from prl.errors import EngineDeadError, EngineError, TrainerError, WeightSyncError
@@ -73,16 +74,24 @@ async def train(trainer: SimulatedTrainer) -> int:
 class Fakes:
     """A trainer and engines that note what is asked of them and do what the test says, or nothing for a second."""
 
-    def __init__(self, **work: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, parts: Sequence[int | None] = (None,), **work: Callable[[], Awaitable[Any]]) -> None:
+        self.parts = list(parts)
         self.calls: list[str] = []
         self.probes: list[list[int]] = []
         self._work: dict[str, Callable[[], Awaitable[Any]]] = {
             "engines.stage": self.scores(scores=False),
+            "engines.swap": self.swap,
             "trainer.score": self.scores([-1.0, -2.0]),
             "engines.score": self.scores({"engine-0": [-1.0, -2.0], "engine-1": [-1.0, -2.0]}),
             **{name.replace("_", ".", 1): value for name, value in work.items()},
         }
         self.trainer, self.engines = _Side("trainer", self), _Side("engines", self)
+
+    @staticmethod
+    async def swap() -> Standstill:
+        """A second to stop, and half a second of standing still."""
+        await asyncio.sleep(1.5)
+        return Standstill(drain_s=1.0, still_s=0.5)
 
     @staticmethod
     def scores(scores: Any) -> Callable[[], Awaitable[Any]]:
@@ -93,11 +102,11 @@ class Fakes:
 
         return work
 
-    async def call(self, name: str) -> Any:
+    async def call(self, name: str, part: str) -> Any:
         """Note a call's start and end."""
-        self.calls.append(name)
+        self.calls.append(f"{name}{part}")
         result = await (self._work[name]() if name in self._work else asyncio.sleep(1))
-        self.calls.append(f"{name} done")
+        self.calls.append(f"{name}{part} done")
         return result
 
 
@@ -105,11 +114,17 @@ class _Side:
     def __init__(self, name: str, fakes: Fakes) -> None:
         self._name, self._fakes = name, fakes
 
+    def turns(self, *, is_staged: bool) -> Sequence[int | None]:
+        """Those of the fakes."""
+        return self._fakes.parts
+
     def __getattr__(self, call: str) -> Callable[..., Awaitable[Any]]:
-        async def work(argument: Any = None) -> Any:
+        async def work(*arguments: Any) -> Any:
             if call == "score":
-                self._fakes.probes.append(argument)
-            return await self._fakes.call(f"{self._name}.{call}")
+                self._fakes.probes.append(arguments[0])
+            part = arguments[-1] if arguments and isinstance(arguments[-1], int) else None
+            sent = arguments[0].part if call == "publish" and self._fakes.parts != [None] else part
+            return await self._fakes.call(f"{self._name}.{call}", "" if sent is None else f" {sent}")
 
         return work
 
@@ -150,9 +165,51 @@ async def test_staged_engines_stand_still_for_the_load_only() -> None:
     """What engines receive beside generation is sent before they are paused; the pause has the load and no more."""
     fakes = Fakes(engines_stage=Fakes.scores(scores=True))
     report = await make_sync(fakes.trainer, fakes.engines).push(0)
-    order = ["engines.stage", "trainer.publish", "engines.pause", "engines.load", "engines.resume"]
-    assert fakes.calls[:10] == [f"{call}{end}" for call in order for end in ("", " done")]
-    assert (report.pause_s, report.drain_s, report.publish_s) == (3.0, 1.0, 1.0)
+    order = ["engines.stage", "trainer.publish", "engines.swap"]
+    assert fakes.calls[:6] == [f"{call}{end}" for call in order for end in ("", " done")]
+    assert (report.pause_s, report.drain_s, report.publish_s) == (1.5, 1.0, 1.0)
+
+
+@in_virtual_time
+async def test_engines_that_could_stage_are_not_asked_to_where_it_costs_too_much() -> None:
+    """``weights.staged = false``: they are paused first, and receive into place."""
+    fakes = Fakes(engines_stage=Fakes.scores(scores=True))
+    await make_sync(fakes.trainer, fakes.engines, staged=False).push(0)
+    assert fakes.calls[:3] == ["engines.pause", "engines.pause done", "trainer.publish"]
+    assert "engines.stage" not in fakes.calls
+
+
+@in_virtual_time
+async def test_the_turns_of_a_staged_push() -> None:
+    """Everything is sent once; the swaps come one after another, and the proof when the last has gone on."""
+    fakes = Fakes([0, 1], engines_stage=Fakes.scores(scores=True))
+    report = await make_sync(fakes.trainer, fakes.engines).push(0)
+    order = ["engines.stage", "trainer.publish 0", "engines.swap 0", "engines.swap 1", "trainer.score", "engines.score"]
+    assert fakes.calls == [f"{call}{end}" for call in order for end in ("", " done")]
+    assert (report.pause_s, report.drain_s, report.publish_s) == (1.5, 1.0, 1.0)
+
+
+@in_virtual_time
+async def test_the_turns_of_a_plain_push() -> None:
+    """Each part is paused when the one before has gone on, and is sent the weights in a group of its own."""
+    fakes = Fakes([0, 1])
+    report = await make_sync(fakes.trainer, fakes.engines, staged=False).push(0)
+    for part in (0, 1):
+        calls = fakes.calls[8 * part : 8 * part + 8]
+        assert calls[:2] == [f"engines.pause {part}", f"engines.pause {part} done"]
+        assert set(calls[2:4]) == {f"trainer.publish {part}", f"engines.load {part}"}
+        assert calls[6:] == [f"engines.resume {part}", f"engines.resume {part} done"]
+    assert (report.pause_s, report.drain_s, report.publish_s) == (3.0, 1.0, 2.0)
+
+
+@in_virtual_time
+async def test_each_turn_has_the_deadline() -> None:
+    """Two turns that hang have twice the time, and the error says so."""
+    fakes = Fakes([0, 1], engines_stage=Fakes.scores(scores=True), engines_swap=hangs)
+    match = r"longer than weights.timeout_s = 60 s for each of 2 turns; not done: engines \(swap\)"
+    with pytest.raises(WeightSyncError, match=match):
+        await make_sync(fakes.trainer, fakes.engines).push(0)
+    assert asyncio.get_running_loop().time() == 1.0 + 2 * TIMEOUT_S - 1.0
 
 
 @in_virtual_time

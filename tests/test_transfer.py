@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -27,10 +27,16 @@ SOON_S = 2.0
 Named = list[tuple[str, torch.Tensor]]
 
 
-def weight_group(world_size: int, timeout_s: float = TIMEOUT_S) -> WeightGroup:
+def weight_group(world_size: int, timeout_s: float = TIMEOUT_S, bucket_bytes: int = 1000) -> WeightGroup:
     """A meeting place that nobody uses yet."""
-    port = free_port("127.0.0.1")
-    return WeightGroup(transport="gloo", address="127.0.0.1", port=port, world_size=world_size, timeout_s=timeout_s)
+    return WeightGroup(
+        transport="gloo",
+        address="127.0.0.1",
+        port=free_port("127.0.0.1"),
+        world_size=world_size,
+        timeout_s=timeout_s,
+        bucket_bytes=bucket_bytes,
+    )
 
 
 def odd_tensors() -> Named:
@@ -98,9 +104,8 @@ def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4], indirect=True)
-def test_everything_arrives_as_it_was(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_arrives_as_it_was(ranks: Ranks) -> None:
     """Every receiver gets every tensor, bit for bit, in order, twice in a row, whatever the bucket borders cut."""
-    monkeypatch.setattr(transfer, "BUCKET_BYTES", 1000)
     tensors = odd_tensors()
     manifest = manifest_of(tensors)
     sender, *receivers = ranks.groups
@@ -112,6 +117,65 @@ def test_everything_arrives_as_it_was(ranks: Ranks, monkeypatch: pytest.MonkeyPa
             for (_, got), (_, sent) in zip(received, tensors, strict=True):
                 assert got.dtype == sent.dtype
                 assert torch.equal(got, sent)
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, rank: int) -> list[str]:
+    """When each bucket of ``rank`` begins its way and has ended it."""
+    begin, finish, told = transfer.Ranks.begin, transfer.Ranks.finish, list[str]()
+
+    def noting(self: Any, message: torch.Tensor, purpose: str) -> None:
+        begin(self, message, purpose)
+        if self.rank == rank:
+            number = sum("begins" in line for line in told)
+            told.append(f"{number} begins, {len(message) - transfer._CRC_BYTES} bytes")
+
+    def ended(self: Any) -> None:
+        finish(self)
+        begun, over = (sum(word in line for line in told) for word in ("begins", "has ended"))
+        if self.rank == rank and begun > over:
+            told.append(f"{over} has ended")
+
+    monkeypatch.setattr(transfer.Ranks, "begin", noting)
+    monkeypatch.setattr(transfer.Ranks, "finish", ended)
+    return told
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_next_bucket_is_made_ready_while_one_is_on_its_way(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """The sender gathers for it, the receiver takes the one before apart; a tensor may cross buckets, or share one."""
+    told = noted(monkeypatch, rank)
+    tensors = [("small", torch.ones(50)), ("large", torch.ones(450)), ("last", torch.ones(200))]
+    manifest = manifest_of(tensors)
+    sender, receiver = ranks.groups
+
+    def told_of(given: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in given:
+            told.append(name)
+            yield name, tensor
+
+    if rank == 0:
+        ranks.results(lambda: sender.send(1, manifest, told_of(tensors)), lambda: receive(receiver, 1, manifest))
+        begun = ["small", "large", "0 begins, 1000 bytes", "last", "0 has ended", "1 begins, 1000 bytes"]
+        assert told == [*begun, "1 has ended", "2 begins, 800 bytes", "2 has ended"]
+    else:
+        ranks.results(lambda: sender.send(1, manifest, tensors), lambda: list(told_of(receiver.receive(1, manifest))))
+        begun = ["0 begins, 1000 bytes", "0 has ended", "1 begins, 1000 bytes"]
+        assert told == [*begun, "small", "1 has ended", "2 begins, 800 bytes", "large", "2 has ended", "last"]
+
+
+def test_what_fits_into_a_bucket_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tensors there are."""
+    told = noted(monkeypatch, 0)
+    ranks = Ranks(weight_group(2, bucket_bytes=1_000_000))
+    tensors = odd_tensors()
+    manifest = manifest_of(tensors)
+    sender, receiver = ranks.groups
+    ranks.results(lambda: sender.send(1, manifest, tensors), lambda: receive(receiver, 1, manifest))
+    ranks.close()
+    num_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+    assert told == [f"0 begins, {num_bytes} bytes", "0 has ended"]
 
 
 @pytest.mark.parametrize("ranks", [3], indirect=True)
@@ -166,14 +230,20 @@ def test_sender_keeps_to_the_manifest(ranks: Ranks, spoil: Callable[[Named], Nam
 
 def test_damaged_bytes_are_noticed(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that arrives with a flipped bit is refused by checksum, and the sender is told."""
-    broadcast = transfer.Ranks.broadcast
+    begin, finish, coming = transfer.Ranks.begin, transfer.Ranks.finish, list[torch.Tensor]()
 
-    def damaging(self: Any, message: torch.Tensor, purpose: str) -> None:
-        broadcast(self, message, purpose)
+    def keeping(self: Any, message: torch.Tensor, purpose: str) -> None:
+        begin(self, message, purpose)
         if self.rank == 1:
-            message[3] ^= 1
+            coming.append(message)
 
-    monkeypatch.setattr(transfer.Ranks, "broadcast", damaging)
+    def damaging(self: Any) -> None:
+        finish(self)
+        if self.rank == 1:
+            coming.pop()[3] ^= 1
+
+    monkeypatch.setattr(transfer.Ranks, "begin", keeping)
+    monkeypatch.setattr(transfer.Ranks, "finish", damaging)
     tensors = odd_tensors()
     manifest = manifest_of(tensors)
     sender, receiver = ranks.groups
@@ -181,9 +251,8 @@ def test_damaged_bytes_are_noticed(ranks: Ranks, monkeypatch: pytest.MonkeyPatch
     assert all("damaged" in error for error in errors)
 
 
-def test_sender_that_fails_midway_fails_the_receiver(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sender_that_fails_midway_fails_the_receiver(ranks: Ranks) -> None:
     """An exception while the sender gathers a tensor reaches the receiver at once, with its reason."""
-    monkeypatch.setattr(transfer, "BUCKET_BYTES", 1000)
     tensors = odd_tensors()
 
     def gathering() -> Iterator[tuple[str, torch.Tensor]]:
@@ -198,9 +267,8 @@ def test_sender_that_fails_midway_fails_the_receiver(ranks: Ranks, monkeypatch: 
     assert time.monotonic() - begun < SOON_S
 
 
-def test_receiver_that_leaves_early_fails_the_sender(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receiver_that_leaves_early_fails_the_sender(ranks: Ranks) -> None:
     """A receiver that stops in the middle of a transfer breaks the group; both sides say so from then on."""
-    monkeypatch.setattr(transfer, "BUCKET_BYTES", 1000)
     tensors = odd_tensors()
     manifest = manifest_of(tensors)
     sender, receiver = ranks.groups
@@ -253,23 +321,21 @@ def test_port_in_use_is_an_error_at_once() -> None:
     first.close()
 
 
-def receive_one_and_stop(group: WeightGroup, manifest: list[TensorSpec], started: Any, bucket_bytes: int) -> None:
+def receive_one_and_stop(group: WeightGroup, manifest: list[TensorSpec], started: Any) -> None:
     """A receiver in a process of its own, that takes one tensor and stops moving."""
-    transfer.BUCKET_BYTES = bucket_bytes
     stream = GlooGroup.join(group, 1).receive(1, manifest)
     next(stream)
     started.set()
     threading.Event().wait()
 
 
-def test_killed_receiver_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_receiver_is_noticed() -> None:
     """SIGKILL of a receiver in the middle of a transfer ends the sender's wait well before its deadline."""
     context = multiprocessing.get_context("spawn")
-    group, started = weight_group(2, timeout_s=30.0), context.Event()
+    group, started = weight_group(2, timeout_s=30.0, bucket_bytes=4_000_000), context.Event()
     tensors = [(f"t{number}", torch.ones(1_000_000)) for number in range(40)]  # more than the sockets can hold
-    monkeypatch.setattr(transfer, "BUCKET_BYTES", 4_000_000)
     manifest = manifest_of(tensors)
-    child = context.Process(target=receive_one_and_stop, args=(group, manifest, started, transfer.BUCKET_BYTES))
+    child = context.Process(target=receive_one_and_stop, args=(group, manifest, started))
     child.start()
     sender = GlooGroup.join(group, 0)
     with ThreadPoolExecutor(1) as pool:

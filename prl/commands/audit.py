@@ -10,14 +10,19 @@ from prl.commands.arguments import FAILED, OK
 HELP = "account for every prompt of a run"
 ABOUT = """\
 Read the journal of a run, under way or ended, and say where every prompt is: trained, dropped and why, or still open.
-No prompt may be lost, and none may be trained twice."""
+No prompt may be lost, and none may be trained twice. What was sampled by weights that were not proven yet is counted:
+a resume samples it anew, and says how often it did."""
 EXAMPLES = """\
 examples:
   prl audit runs/math
   prl audit runs/math --json        the same as one JSON object
 
 exit codes:
-  0 every prompt is accounted for   1 some are lost or were trained twice   2 there is no journal"""
+  0 every prompt is accounted for
+  1 some are lost or were trained twice, or the newest part of the journal is damaged: what came behind is not known
+  2 there is no journal
+
+A journal that ends in the middle of a record is what a crash leaves, and no damage."""
 _SHOWN = 20
 
 
@@ -40,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{error}: name the folder of a run, such as runs/math") from None
     accounts = history.ledger.accounts()
     if arguments.json:
-        print(msgspec.json.encode({**msgspec.to_builtins(accounts), "damage": history.damage}).decode())  # noqa: T201
+        told = {**msgspec.to_builtins(accounts), "damage": history.damage, "covered": history.covered}
+        print(msgspec.json.encode(told).decode())  # noqa: T201
     else:
         left = sum(accounts.left.values())
         rows = [
@@ -50,8 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
             *((f"    {reason}", count) for reason, count in sorted(accounts.left.items())),
             ("  scored, not trained yet", accounts.scored),
             ("  running", accounts.running),
+            *([("    of weights not proven", accounts.unproven)] if accounts.unproven else []),
             ("  lost", len(accounts.lost)),
             ("trained twice", len(accounts.trained_twice)),
+            *((f"issued again, {reason}", count) for reason, count in sorted(accounts.issued_again.items())),
             ("steps", accounts.steps),
         ]
         for name, count in rows:
@@ -61,5 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
                 more = f" and {len(ids) - _SHOWN:,} more" if len(ids) > _SHOWN else ""
                 print(f"{what}: {', '.join(map(str, ids[:_SHOWN]))}{more}")  # noqa: T201
         for line in history.damage:
+            print(f"damaged: {line}")  # noqa: T201
+        for line in history.covered:
             print(f"note: {line}")  # noqa: T201
-    return FAILED if accounts.lost or accounts.trained_twice else OK
+    return FAILED if accounts.lost or accounts.trained_twice or history.damage else OK

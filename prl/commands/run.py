@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from prl.commands.arguments import OK, add_config, said
 
 if TYPE_CHECKING:
-    from prl.preflight import Finding
+    from prl.preflight_model import Finding
 
 HELP = "train as a TOML file says"
 ABOUT = "Train as CONFIG says."

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from prl.config_data import CurriculumConfig
 from prl.data.mix import Place
-from prl.ledger import Measured
+from prl.records import Measured
 from prl.types import Group
 
 Rates = dict[int, tuple[int, float]]

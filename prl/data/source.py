@@ -23,7 +23,7 @@ from prl.data.mix import Mix, Place
 from prl.data.room import Room, Unfit
 from prl.data.rows import Fields, Table
 from prl.errors import DataError
-from prl.ledger import Measured
+from prl.records import Measured
 from prl.tokenizer import Tokenizer
 from prl.types import Group, Prompt
 

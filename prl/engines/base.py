@@ -8,12 +8,15 @@ Invariants that every implementation keeps, and that ``tests/engines/test_contra
 - ``pause`` stops between two decode steps and keeps open streams and their KV cache; ``load`` runs only while paused;
   ``resume`` goes on with the same streams. ``pause`` and ``resume`` are idempotent.
 - A load is atomic to requests. After a failed load the engine refuses to generate until a load succeeds.
+- What is staged and not put in place is as good as never sent: a transfer that breaks off, or another that is begun in
+  its stead, changes nothing of what the engine serves.
 - A new request never reads prefix cache that an older version wrote.
 - Log-probabilities are log_softmax(logits / temperature) of the sampled token.
 """
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import AsyncGenerator
 from typing import Protocol
@@ -62,6 +65,15 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     dead: bool
 
 
+class Standstill(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an engine took to stand still, and then stood still, for new weights."""
+
+    drain_s: float
+    """Until the step that it was in had ended."""
+    still_s: float
+    """From then until it went on."""
+
+
 class Engine(Protocol):
     """Anything that samples token streams and can swap its weights between two decode steps."""
 
@@ -87,6 +99,13 @@ class Engine(Protocol):
 
         Returns when the engine is ready to receive; the sender knows when it has. False: this engine cannot, and
         receives in ``load``.
+        """
+        ...
+
+    async def swap(self, update: WeightUpdate) -> Standstill:
+        """``pause``, ``load`` of what was staged, and ``resume``, with as few messages as may be.
+
+        After one that failed the engine is as after a load that failed.
         """
         ...
 
@@ -117,3 +136,14 @@ class Engine(Protocol):
     async def close(self) -> None:
         """End every process it started. Idempotent, bounded in time, safe after a failure."""
         ...
+
+
+async def swap_by_steps(engine: Engine, update: WeightUpdate) -> Standstill:
+    """``Engine.swap`` where each step is a call of its own."""
+    clock = asyncio.get_running_loop().time
+    begun = clock()
+    await engine.pause()
+    still = clock()
+    await engine.load(update)
+    await engine.resume()
+    return Standstill(drain_s=still - begun, still_s=clock() - still)

@@ -2,17 +2,16 @@
 
 Invariants:
 
-- A load is all or nothing on each worker: every byte of the version has arrived and every tensor is finite before the
-  first weight of the model is touched. A transfer that fails leaves the model serving what it served.
-- A version may be staged: it arrives in a thread beside generation, and the engine stands still only for the swap.
-  Where the model has a twin (``vllm_twin.py``) all the work is in the staging; elsewhere vLLM's layer-wise reload comes
-  after it, while the engine stands still.
-- A reload that fails (a name the model does not know, a tensor it misses) leaves no half-buffered layer behind, so that
-  the next load starts clean and overwrites everything.
+- A version that is staged arrives in a thread beside generation, and the engine stands still only for the swap. It is
+  all or nothing on each worker: every byte has arrived and every tensor is finite before the first weight of the model
+  is touched, so a transfer that fails leaves the model serving what it served. Where the model has a twin
+  (``vllm_twin.py``) all the work is in the staging; elsewhere vLLM's layer-wise reload comes after it, while the engine
+  stands still.
+- A version that is not staged is put in place tensor by tensor as it comes, while the engine stands still, and needs no
+  second copy. One that fails half-way leaves weights that nothing may be sampled with: the engine serves nothing until
+  a load has succeeded.
 - An update of adapters is merged with the model's files (``prl/adapters.py``) as it arrives and goes on as a whole one,
   under the checkpoint's names: how vLLM fuses and shards its layers stays its own business.
-- What vLLM derived from a weight is derived again. Its layer-wise reload does that for each layer that received a
-  tensor; a tied output head receives none, so it is done here (see ``repack_tied_heads``).
 - Every process that vLLM starts for prl ends when its parent does, and tells its stacks when the run asks for them.
 
 The fields of ``GlooInitInfo`` and ``GlooUpdateInfo`` are those of vLLM's own ``nccl`` backend and a few more, so the
@@ -25,7 +24,6 @@ import contextlib
 import itertools
 import multiprocessing
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,18 +37,15 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from prl import adapters, stacks
+from prl.engines.vllm_reload import load_weights
 from prl.engines.vllm_spans import name_versions_early
 from prl.engines.vllm_twin import Twin, has_twin
 from prl.errors import WeightSyncError
 from prl.process import die_with_parent
 from prl.transfer import GlooGroup
-from prl.types import TensorSpec, WeightGroup
+from prl.types import BUCKET_BYTES, TensorSpec, WeightGroup
 
 HOST = "PRL_VLLM_HOST_PID"
 """Environment variable in the processes that an engine of prl consists of: the id of the one that hosts the others."""
@@ -82,6 +77,7 @@ class GlooInitInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is unt
     rank_offset: int
     world_size: int
     timeout_s: float
+    bucket_bytes: int = BUCKET_BYTES
 
 
 @dataclass
@@ -139,6 +135,7 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
             port=init_info.master_port,
             world_size=init_info.world_size,
             timeout_s=init_info.timeout_s,
+            bucket_bytes=init_info.bucket_bytes,
         )
         parallel = self.parallel_config
         rank = init_info.rank_offset + parallel.data_parallel_index * parallel.world_size + parallel.rank
@@ -154,12 +151,16 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        """Begin to stage, or put in place what was staged, or receive everything and then put it in place."""
+        """Begin to stage, or put in place what was staged, or put it in place as it comes."""
         staged, self._staged = self._staged, None
         if update_info.stage:
             self._staged = self._beside.submit(self._arrive, update_info)
             return
-        arrived = self._arrive(update_info) if staged is None else staged.result()
+        if staged is None:
+            with self._coming(update_info) as tensors:
+                load_weights(self.model, self.model_config, _finite(update_info.version, tensors))
+            return
+        arrived = staged.result()
         if arrived.version != update_info.version:
             raise WeightSyncError(f"version {arrived.version} was staged, not version {update_info.version}")
         arrived.put_in_place(self.model, self.model_config)
@@ -177,20 +178,26 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
 
     def _arrive(self, update_info: GlooUpdateInfo) -> Arrived:
         """Receive a version and make it ready. It touches nothing that generation uses, so it may run beside it."""
+        arrived = Arrived(update_info.version)
+        with self._coming(update_info) as tensors:
+            arrived.take(self.model, tensors)
+        return arrived
+
+    @contextlib.contextmanager
+    def _coming(self, update_info: GlooUpdateInfo) -> Iterator[Iterable[tuple[str, Tensor]]]:
+        """The tensors of a version, under the checkpoint's names, as they arrive; the body takes them."""
         if self._group is None:
             raise WeightSyncError("this worker was not connected to a weight group before it was asked to load")
-        arrived, manifest = Arrived(update_info.version), update_info.manifest()
+        manifest = update_info.manifest()
         with contextlib.closing(self._group.receive(update_info.version, manifest)) as tensors:
             try:
                 # Not to the end, which tells the sender that this rank is ready to put the version in place.
                 brought = itertools.islice(tensors, len(manifest))
-                thin = adapters.are_in(update_info.names)
-                arrived.take(self.model, self._merged(arrived.version, brought) if thin else brought)
+                yield self._merged(update_info.version, brought) if adapters.are_in(update_info.names) else brought
             finally:
                 # An update that does not fit the model fails its load. The group hears of transfers only.
                 for _ in tensors:
                     pass
-        return arrived
 
     def _merged(self, version: int, halves: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """All weights in the model's files, those with an adapter merged before this returns."""
@@ -213,10 +220,7 @@ class Arrived:
             self._twin = Twin(model)
             self._twin.load(tensors)
             return
-        self._tensors = list(tensors)
-        for name, tensor in self._tensors:
-            if not torch.isfinite(tensor).all():
-                raise WeightSyncError(f"version {self.version} of {name} holds a value that is not finite")
+        self._tensors = list(_finite(self.version, tensors))
 
     def put_in_place(self, model: Any, model_config: Any) -> None:
         """Make ``model`` serve it. Only while the engine stands still."""
@@ -231,46 +235,9 @@ class Arrived:
         self._tensors = []
 
 
-@torch.no_grad()
-def load_weights(model: Any, model_config: Any, tensors: list[tuple[str, Tensor]]) -> None:
-    """Replace all weights of a vLLM model by ``tensors`` (checkpoint names), in place.
-
-    Raises:
-        WeightSyncError: a parameter of the model received nothing, or a fused one not all of its parts.
-    """
-    expected = {name for name, _ in model.named_parameters()}
-    initialize_layerwise_reload(model)
-    try:
-        loaded = model.load_weights(iter(tensors))
-        partial = [name for name, module in model.named_modules() if _is_partial(module)]
-    finally:
-        # Also after a failure: it takes the loaders' wrappers off again and drops what they had buffered.
-        finalize_layerwise_reload(model, model_config)
-    missing = partial + ([] if loaded is None else sorted(expected - set(loaded)))
-    if missing:
-        raise WeightSyncError(f"the update lacks tensors for {len(missing)} parameters, such as {missing[0]}")
-    repack_tied_heads(model)
-
-
-def _is_partial(module: Any) -> bool:
-    """Whether a linear layer fused of several tensors received some of them only.
-
-    vLLM completes such a layer with memory that nothing was written to. Other modules may rightly stay short of their
-    size: an embedding is padded.
-    """
-    info = get_layerwise_info(module)
-    return isinstance(module, LinearBase) and info.can_load() and info.load_numel > 0
-
-
-def repack_tied_heads(model: Any) -> None:
-    """Derive a tied output head's packed weight again.
-
-    On a CPU vLLM multiplies by a packed copy of each linear weight (``cpu_linear``). The reload packs anew where a
-    tensor was loaded. A tied head shares the embedding's tensor and receives none of its own, so its packed copy would
-    stay the old one, and every update would report success while the head kept serving old weights.
-    """
-    embeddings = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
-    num_owners = Counter(id(module.weight) for module in embeddings)
-    for module in embeddings:
-        if num_owners[id(module.weight)] > 1 and hasattr(module, "cpu_linear"):
-            module.quant_method.process_weights_after_loading(module)
+def _finite(version: int, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same, as long as every value is finite."""
+    for name, tensor in tensors:
+        if not torch.isfinite(tensor).all():
+            raise WeightSyncError(f"version {version} of {name} holds a value that is not finite")
+        yield name, tensor

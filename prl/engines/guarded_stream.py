@@ -5,7 +5,7 @@ Invariants:
 - It ends in exactly one way: a chunk with a finish, last, or an EngineError that names the engine.
 - The finish is passed on only after the engine's stream has shown that it was the last chunk.
 - Versions never decrease and there are never more than ``max_tokens`` tokens.
-- The wait for a chunk has a deadline, which does not run while the engines are paused.
+- The wait for a chunk has a deadline, which does not run while engines take up new weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prl.waits import Lasting, waiting
 
 CLOSE_TIMEOUT_S = 20.0
 """Longest wait for an engine to free a stream."""
-NO_TOKEN, PAUSED = "no token", "paused, as all engines are"
+NO_TOKEN, PAUSED = "no token", "paused, as engines take up new weights"
 """What a stream waits for."""
 
 

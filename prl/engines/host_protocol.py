@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 from prl.config import EngineConfig
-from prl.engines.base import Decoding
+from prl.engines.base import Decoding, Standstill
 from prl.types import Finish, WeightGroup, WeightUpdate
 
 ADDRESS_VARIABLE = "PRL_HOST_ADDRESS"
@@ -73,13 +73,19 @@ class Load(_Message, frozen=True, kw_only=True):
     update: WeightUpdate
 
 
+class Swap(_Message, frozen=True, kw_only=True):
+    """Pause, put in place what was staged, and resume; a swap that fails leaves the engine paused."""
+
+    update: WeightUpdate
+
+
 class Score(_Message, frozen=True, kw_only=True):
     """Log-probabilities at temperature 1 of the tokens after the first."""
 
     token_ids: list[int]
 
 
-Request = Start | Connect | Pause | Resume | Stage | Load | Score
+Request = Start | Connect | Pause | Resume | Stage | Load | Swap | Score
 
 
 class Call(_Message, frozen=True, kw_only=True):
@@ -122,6 +128,8 @@ class Reply(_Message, frozen=True, kw_only=True):
     """Answers ``Score``: length L - 1."""
     vocab_size: int = 0
     """Answers ``Start``: token ids of prompts must be below it."""
+    standstill: Standstill = Standstill(drain_s=0.0, still_s=0.0)
+    """Answers ``Swap``."""
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from prl.config import EngineConfig
-from prl.engines.base import Decoding, EngineStatistics
+from prl.engines.base import Decoding, EngineStatistics, Standstill
 from prl.engines.checks import bounded, check_tokens
 from prl.engines.host_link import Link
 from prl.engines.host_protocol import (
@@ -32,10 +32,12 @@ from prl.engines.host_protocol import (
     Generate,
     Load,
     Pause,
+    Reply,
     Resume,
     Score,
     Stage,
     Start,
+    Swap,
     Tokens,
 )
 from prl.engines.inbox import Inbox
@@ -241,14 +243,33 @@ class HostedEngine:
         self._link.check_alive()
         if not self._held:
             raise EngineError(f"{self.name} must be paused before version {update.version} is loaded")
+        await self._loaded(update, Load(update=update))
+
+    async def swap(self, update: WeightUpdate) -> Standstill:
+        """Pause, serve what was staged from the next token on, and resume, in one message.
+
+        Raises:
+            WeightSyncError: the update does not fit the model, or another was staged.
+        """
+        self._link.check_alive()
+        self._paused = True
+        self._meter.update(paused=True)
+        reply = await self._loaded(update, Swap(update=update))
+        self._paused = False
+        self._meter.update(paused=False)
+        return reply.standstill
+
+    async def _loaded(self, update: WeightUpdate, request: Load | Swap) -> Reply:
+        """Ask for new weights; the engine serves nothing while that is not known to have succeeded."""
         self._broken = f"the load of version {update.version} was interrupted"
         try:
-            await self._link.call(Load(update=update), self._transfer_timeout_s, WeightSyncError)
+            reply = await self._link.call(request, self._transfer_timeout_s, WeightSyncError)
         except WeightSyncError as error:
             self._broken = f"the load of version {update.version} failed: {error}"
             raise
         self._broken = None
         self._version = update.version
+        return reply
 
     async def resume(self) -> None:
         """Go on with the streams that were open; after a failed load only once a load has succeeded."""

@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Protocol
 
-from prl.engines.base import Decoding, EngineStatistics
+from prl.engines.base import Decoding, EngineStatistics, Standstill, swap_by_steps
 from prl.engines.meter import Meter
 from prl.errors import EngineDeadError, EngineError
 from prl.simulation import Meeting
@@ -142,6 +142,10 @@ class PacedEngine:
     async def stage(self, update: WeightUpdate) -> bool:  # noqa: ARG002 -- the protocol's
         """It receives in ``load``."""
         return False
+
+    async def swap(self, update: WeightUpdate) -> Standstill:
+        """Its three steps."""
+        return await swap_by_steps(self, update)
 
     async def pause(self) -> None:
         """Stand still, at once: what is left of a decode step is a part of the update's time."""

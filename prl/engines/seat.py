@@ -72,6 +72,8 @@ class Seat:
         """Whether it is one of the engines that means and minima speak of."""
         self.is_leaving = False
         """It was removed: no stream is placed here any more."""
+        self.is_held = False
+        """It stands still for new weights, while others may go on."""
         self.given_up = asyncio.Event()
         self.why = ""
         """Why the engine that was lost last was."""

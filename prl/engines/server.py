@@ -21,7 +21,7 @@ import secrets
 from collections.abc import AsyncGenerator
 
 from prl.config import EngineConfig
-from prl.engines.base import Decoding, EngineStatistics
+from prl.engines.base import Decoding, EngineStatistics, Standstill, swap_by_steps
 from prl.engines.checks import bounded, check_tokens
 from prl.engines.meter import Meter
 from prl.engines.server_link import ServerAwayError, ServerLink, ServerRefusedError
@@ -245,6 +245,10 @@ class ServerEngine:
             return False
         await self._weights.stage(update)
         return True
+
+    async def swap(self, update: WeightUpdate) -> Standstill:
+        """Pause, load, resume: the server has a route for each."""
+        return await swap_by_steps(self, update)
 
     async def pause(self) -> None:
         """Stop between two decode steps."""

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Literal
 
-from prl.engines.base import Decoding, EngineStatistics
+from prl.engines.base import Decoding, EngineStatistics, Standstill, swap_by_steps
 from prl.engines.meter import Meter
 from prl.engines.simulated_stream import FIRST_VERSION_TOKEN, Script, Stream, StreamFault
 from prl.errors import EngineDeadError, EngineError
@@ -51,6 +51,7 @@ class SimulatedEngine:
         self._step_ended = asyncio.Event()
         self._timers: dict[Literal["step", "death"], asyncio.TimerHandle] = {}
         self._meeting: Meeting | None = None
+        self._staged: asyncio.Future[tuple[int, bytes]] | None = None
         self._opened_at = 0.0
 
     async def open(self) -> None:
@@ -65,6 +66,7 @@ class SimulatedEngine:
     async def connect(self, group: WeightGroup, rank_offset: int) -> None:
         """Join the weight group, a meeting inside this event loop."""
         await self._call("connect")
+        self._staged = None
         try:
             self._meeting = await Meeting.join(group, rank_offset)
         except ValueError as error:
@@ -95,9 +97,19 @@ class SimulatedEngine:
             self._check_alive()
         self._meter.update(paused=True)
 
-    async def stage(self, update: WeightUpdate) -> bool:  # noqa: ARG002 -- the protocol's
-        """It receives in ``load``: what staging would save has no cost here."""
-        return False
+    async def stage(self, update: WeightUpdate) -> bool:
+        """Begin to receive, in place of what was staged before, where the script says that it can."""
+        if not self._script.stages:
+            return False
+        await self._call("stage")
+        meeting = self._joined(f"stage version {update.version}")
+        meeting.forget(self._staged)
+        self._staged = meeting.expect()
+        return True
+
+    async def swap(self, update: WeightUpdate) -> Standstill:
+        """Its three steps."""
+        return await swap_by_steps(self, update)
 
     async def load(self, update: WeightUpdate) -> None:
         """Receive the weights from the sender of the weight group."""
@@ -106,9 +118,8 @@ class SimulatedEngine:
             raise EngineError(f"{self.name} cannot {what}: it is not paused")
         self._refusal = f"it did not {what} to the end"
         dropped = await self._call("load") == "drop"
-        if self._meeting is None:
-            raise EngineError(f"{self.name} cannot {what}: it is in no weight group; connect it")
-        version, weights = await self._meeting.receive()
+        staged, self._staged = self._staged, None
+        version, weights = await (self._joined(what).receive() if staged is None else staged)
         await asyncio.sleep(self._script.load_s)
         self._check_alive()
         if version != update.version:
@@ -169,6 +180,11 @@ class SimulatedEngine:
             raise EngineError(f"{self.name} failed in {call}, as scripted")
         self._check_alive()
         return fault
+
+    def _joined(self, what: str) -> Meeting:
+        if self._meeting is None:
+            raise EngineError(f"{self.name} cannot {what}: it is in no weight group; connect it")
+        return self._meeting
 
     def _check_alive(self) -> None:
         if self._death is not None:

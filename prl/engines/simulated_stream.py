@@ -49,6 +49,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long the start takes."""
     load_s: float = 0.0
     """How long a load takes once the weights are there."""
+    stages: bool = False
+    """Whether it receives beside generation what it is asked to stage."""
     length_median: float = 32.0
     """Lengths are log-normal, so long-tailed: half the streams want to stop within this many tokens ..."""
     length_sigma: float = 0.8
@@ -62,7 +64,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     streams: tuple[StreamFault, ...] = ()
     """Faults of streams."""
     calls: tuple[CallFault, ...] = ()
-    """Faults of open, connect, pause, load, resume, score and close."""
+    """Faults of open, connect, stage, pause, load, resume, score and close."""
     die_at_s: float | None = None
     """When the engine dies, in seconds after it was opened."""
 

@@ -15,7 +15,9 @@ def init_info(group: WeightGroup, rank_offset: int) -> dict[str, Any]:
         "rank_offset": rank_offset,
         "world_size": group.world_size,
     }
-    return info | ({"timeout_s": group.timeout_s} if group.transport == "gloo" else {"packed": True})
+    if group.transport == "gloo":
+        return info | {"timeout_s": group.timeout_s, "bucket_bytes": group.bucket_bytes}
+    return info | {"packed": True, "packed_buffer_size_bytes": group.bucket_bytes}
 
 
 def update_info(update: WeightUpdate, *, stage: bool = False) -> dict[str, Any]:

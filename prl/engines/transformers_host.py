@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from prl.engines.base import Standstill
 from prl.engines.host_protocol import (
     Call,
     Cancel,
@@ -32,13 +33,15 @@ from prl.engines.host_protocol import (
     Score,
     Stage,
     Start,
+    Swap,
 )
 from prl.engines.host_side import connect_back, end_process
 from prl.engines.transformers_batching import TokenRouter, make_manager
 from prl.engines.transformers_sampling import Sampler
-from prl.engines.transformers_weights import Arrived, load_model, score
+from prl.engines.transformers_weights import Arrived, load_model, receive_in_place, score
 from prl.errors import WeightSyncError
 from prl.transfer import GlooGroup
+from prl.types import WeightUpdate
 from prl.wire import BlockingChannel, WireClosedError
 
 _WATCH_INTERVAL_S = 0.2
@@ -88,7 +91,9 @@ class Host:
                 case Stage():
                     self._staged = self._beside.submit(Arrived, self._model, request.update, self._joined())
                 case Load():
-                    self._load(request)
+                    self._load(request.update)
+                case Swap():
+                    return Reply(id=number, standstill=self._swap(request.update))
         except WeightSyncError as error:
             return Reply(id=number, error=str(error))
         return Reply(id=number)
@@ -104,6 +109,7 @@ class Host:
         return int(self._model.config.get_text_config().vocab_size)
 
     def _connect(self, connect: Connect) -> None:
+        self._staged = None  # what was received in the group before and not put in place
         if self._group is not None:
             self._group.close()
         self._group = GlooGroup.join(connect.group, connect.rank)
@@ -123,14 +129,24 @@ class Host:
             raise WeightSyncError("this engine is in no weight group: connect it first")
         return self._group
 
-    def _load(self, load: Load) -> None:
+    def _load(self, update: WeightUpdate) -> None:
         group = self._joined()
         if not self._paused:
             raise WeightSyncError("weights are loaded only while the engine is paused")
         staged, self._staged = self._staged, None
-        arrived = Arrived(self._model, load.update, group) if staged is None else staged.result()
-        arrived.put_in_place(load.update.version)
-        self._ready_router().version = load.update.version
+        if staged is None:
+            receive_in_place(self._model, update, group)
+        else:
+            staged.result().put_in_place(update.version)
+        self._ready_router().version = update.version
+
+    def _swap(self, update: WeightUpdate) -> Standstill:
+        begun = time.monotonic()
+        self._pause()
+        still = time.monotonic()
+        self._load(update)
+        self._resume()
+        return Standstill(drain_s=still - begun, still_s=time.monotonic() - still)
 
     def _ready_router(self) -> TokenRouter:
         assert self._router is not None, "the controller starts the engine before it uses it"

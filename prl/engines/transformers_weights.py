@@ -2,7 +2,9 @@
 
 Invariants:
 
-- A replacement is all or nothing: everything is received and checked before the first tensor of the model is touched.
+- A replacement that is staged is all or nothing: everything is received and checked before the first tensor of the
+  model is touched. One that is received in place needs no second copy; where it fails half-way the model is of no use
+  until another has succeeded.
 - A manifest must name every tensor of the model once; tied tensors are one tensor, under any of their names.
 - An update of adapters is merged with the model's files (``prl/adapters.py``); what it does not name stays as it is.
 - Tensors travel in the dtype that the manifest declares and are converted to the engine's when they are copied.
@@ -12,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,19 +49,9 @@ class Arrived:
 
     def __init__(self, model: Any, update: WeightUpdate, group: GlooGroup) -> None:
         self._version, self._device = update.version, model.device
-        thin = adapters.are_in(spec.name for spec in update.manifest)
-        try:
-            self._targets = _targets(model, update, thin=thin)
-        except WeightSyncError:
-            # Announcing something else than the sender is how a rank declines: every rank fails now, nobody waits.
-            with contextlib.suppress(WeightSyncError):
-                list(group.receive(update.version, []))
-            raise
-        self._tensors = dict(group.receive(update.version, update.manifest))
-        for name, tensor in self._tensors.items():
-            if not torch.isfinite(tensor).all():
-                raise WeightSyncError(f"version {update.version} of {name} holds a value that is not finite")
-        if thin:
+        self._targets = _targets_or_decline(model, update, group)
+        self._tensors = dict(_finite(update.version, list(group.receive(update.version, update.manifest))))
+        if _is_thin(update):
             base = adapters.Base(model.config.name_or_path)
             self._tensors = base.merged(update.version, self._tensors, model.dtype)
 
@@ -69,8 +62,55 @@ class Arrived:
             raise WeightSyncError(f"version {self._version} was staged, not version {version}")
         for name, tensor in self._tensors.items():
             self._targets[name].copy_(tensor)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # the generation thread computes on a stream of its own
+        _wait_for(self._device)
+
+
+@torch.no_grad()
+def receive_in_place(model: Any, update: WeightUpdate, group: GlooGroup) -> None:
+    """Copy each tensor of ``update`` into the model, which must stand still, as it comes. Adapters are merged first.
+
+    Raises:
+        WeightSyncError: the manifest does not fit the model, the transfer failed, or a tensor is not finite.
+    """
+    if _is_thin(update):
+        Arrived(model, update, group).put_in_place(update.version)
+        return
+    targets = _targets_or_decline(model, update, group)
+    with contextlib.closing(group.receive(update.version, update.manifest)) as tensors:
+        for name, tensor in _finite(update.version, tensors):
+            targets[name].copy_(tensor)
+    _wait_for(model.device)
+
+
+def _wait_for(device: torch.device) -> None:
+    """The generation thread computes on a stream of its own."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _finite(version: int, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same as it comes. What is not finite is an error behind the last, for the group hears of transfers only."""
+    bad = ""
+    for name, tensor in tensors:
+        bad = bad or ("" if torch.isfinite(tensor).all() else name)
+        yield name, tensor
+    if bad:
+        raise WeightSyncError(f"version {version} of {bad} holds a value that is not finite")
+
+
+def _is_thin(update: WeightUpdate) -> bool:
+    return adapters.are_in(spec.name for spec in update.manifest)
+
+
+def _targets_or_decline(model: Any, update: WeightUpdate, group: GlooGroup) -> dict[str, Tensor]:
+    """The model's tensors by the manifest's names. Raises WeightSyncError on every rank where they do not fit."""
+    try:
+        return _targets(model, update, thin=_is_thin(update))
+    except WeightSyncError:
+        # Announcing something else than the sender is how a rank declines: every rank fails now, nobody waits.
+        with contextlib.suppress(WeightSyncError):
+            list(group.receive(update.version, []))
+        raise
 
 
 def _targets(model: Any, update: WeightUpdate, *, thin: bool) -> dict[str, Tensor]:

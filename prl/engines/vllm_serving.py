@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections import deque
 from functools import partial
 from typing import Any
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
+from prl.engines.base import Standstill
 from prl.engines.host_protocol import (
     Call,
     Cancel,
@@ -36,6 +38,7 @@ from prl.engines.host_protocol import (
     Score,
     Stage,
     Start,
+    Swap,
 )
 from prl.engines.host_side import end_process
 from prl.engines.transfer_info import init_info, update_info
@@ -166,7 +169,7 @@ class Serving:
         while True:
             call = await self._calls.get()
             try:
-                reply = Reply(id=call.id, logprobs=await self._do(call.request))
+                reply = await self._do(call.id, call.request)
             except PrlError as error:
                 reply = Reply(id=call.id, error=str(error))
             except Exception as error:  # noqa: BLE001 -- told to the caller, unless the core is gone
@@ -175,10 +178,12 @@ class Serving:
                 reply = Reply(id=call.id, error=f"{what} failed: {error or type(error).__name__}")
             self._channel.post(reply)
 
-    async def _do(self, request: Request) -> list[float]:
+    async def _do(self, number: int, request: Request) -> Reply:
         match request:
             case Score(token_ids=token_ids):
-                return await self._score(token_ids)
+                return Reply(id=number, logprobs=await self._score(token_ids))
+            case Swap(update=update):
+                return Reply(id=number, standstill=await self._swap(update))
             case Connect(group=group, rank=rank):
                 await self._connect(group, rank)
             case Pause():
@@ -189,9 +194,10 @@ class Serving:
                 await self._update(update, stage=True)
             case Load(update=update):
                 await self._load(update)
+                await self._serve_version(update.version)
             case Start():
                 raise EngineError("is started already")
-        return []
+        return Reply(id=number)
 
     async def _connect(self, group: WeightGroup, rank_offset: int) -> None:
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info(group, rank_offset)))
@@ -206,16 +212,36 @@ class Serving:
 
     async def _resume(self) -> None:
         await self._llm.resume_generation()
+        self._goes_on()
+
+    def _goes_on(self) -> None:
         self._paused = False
         self._room.set()
 
+    async def _swap(self, update: WeightUpdate) -> Standstill:
+        """As few waits for the core as may be: for its last step, for the new weights, and for its going on.
+
+        Nothing that is asked for together may be wrong where what it is asked with fails: no version is named, and
+        nothing resumed, before the weights are known to be in place.
+        """
+        clock = time.monotonic  # an event loop's own counts milliseconds, which is what this is about
+        begun = clock()
+        await self._pause()
+        still = clock()
+        await self._load(update)
+        version = partial(self._serve_version, update.version)
+        await together_as_it_was("swap", version=version, resume=self._llm.resume_generation)
+        self._goes_on()
+        return Standstill(drain_s=still - begun, still_s=clock() - still)
+
     async def _update(self, update: WeightUpdate, *, stage: bool) -> None:
-        was_open, self._update_open = self._update_open, True
+        was_open, self._update_open = self._update_open, stage
         request = WeightTransferUpdateRequest(update_info=update_info(update, stage=stage))
         start = _nothing if was_open else self._llm.start_weight_update
+        finish = _nothing if stage else self._llm.finish_weight_update
         send = partial(self._llm.update_weights, request)
-        try:  # asked for together and taken in this order, they wait for one decode step and not for two
-            await together_as_it_was("update", start=start, send=send)
+        try:  # asked for together and taken in this order, they wait for one decode step and not for each
+            await together_as_it_was("update", start=start, send=send, finish=finish)
         except Exception:
             self._update_open = False  # vLLM closes an update that failed
             raise
@@ -224,14 +250,16 @@ class Serving:
         if not self._paused:
             raise WeightSyncError("weights are loaded only while the engine is paused")
         await self._update(update, stage=False)
-        await self._llm.finish_weight_update(str(update.version))
-        self._update_open = False
         self._num_loads += 1
         await self._outputs_taken()
         async with self._submitting:
             for stream in reversed([stream for stream in self._outputs.streams() if not stream.sampled]):
                 await self._abort(stream)
                 self._waiting.appendleft(stream)
+
+    async def _serve_version(self, version: int) -> None:
+        """Name the weights that were loaded."""
+        await self._llm.update_weight_version(str(version))
 
     async def _outputs_taken(self) -> None:
         """Wait until all that came before the answer to the last call was processed: it came by the same socket."""

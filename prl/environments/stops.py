@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prl.ledger import Member, completion_of
+from prl.records import Member, completion_of
 from prl.rollout import Dropped
 from prl.types import Completion, TokenChunk, are_logprobs
 

@@ -47,6 +47,7 @@ _SUMS = (
     ("pause_s", "engines paused for updates, s"),
     ("publish_s", "updates took, s"),
     ("eval_block_s", "updates waited for evaluations, s"),
+    ("checkpoint_s", "training stood still for checkpoints, s"),
 )
 _MAX_VALUE_CHARS = 200
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from prl.config_simulate import FaultsConfig
-from prl.ledger import AnyRecord
+from prl.records import AnyRecord
 from prl.simulation import fraction
 from prl.types import Batch, Completion, Prompt, Score, Verdict
 

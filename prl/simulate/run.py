@@ -14,6 +14,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 
 import msgspec
 
@@ -99,6 +100,8 @@ class _Run:
             [self._make_engine(index, index) for index in range(engine.num_engines)],
             msgspec.structs.replace(engine, token_timeout_s=NEVER_S),
             gate_timeout_s=config.weights.timeout_s,
+            rolling=config.weights.rolling,
+            staged=False,
             remake=lambda index, _: self._make_engine(index, index),
         )
         self._work = TrainingTime(
@@ -176,6 +179,7 @@ class _Run:
             tolerance=parts.tolerance_of(self._config),
             timeout_s=self._config.weights.timeout_s,
             verify_every=0,
+            staged=False,
             lock=self._pool.seats.transfers,
             join=self._join,
             mend=lambda _: self._pool.weed(),
@@ -186,13 +190,16 @@ class _Run:
         await self._pool.seats.one_is_there()
         if not self._pool.seats.apart:
             return
-        address, port = await self._trainer.meeting([])
-        group = self._pool.weight_group(
-            transport="gloo", address=address, port=port, timeout_s=self._config.weights.timeout_s / 2
-        )
-        await together_as_it_was(
-            "join", trainer=lambda: self._trainer.connect(group), engines=lambda: self._pool.connect(group)
-        )
+        part, num_parts = 0, 1
+        while part < num_parts:
+            address, port = await self._trainer.meeting([])
+            group = self._pool.weight_group(
+                transport="gloo", address=address, port=port, timeout_s=self._config.weights.timeout_s / 2, part=part
+            )
+            await together_as_it_was(
+                "join", trainer=partial(self._trainer.connect, group), engines=partial(self._pool.connect, group)
+            )
+            part, num_parts = part + 1, group.num_parts
 
     def _make_controller(self, sync: WeightSync) -> Controller:
         config = self._config

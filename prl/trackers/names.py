@@ -21,6 +21,7 @@ _SECTIONS = {
         "pause_s",
         "publish_s",
         "eval_block_s",
+        "checkpoint_s",
         "loop_lag_ms",
     ),
     "count": ("samples", "tokens_generated", "tokens_trained", "version"),

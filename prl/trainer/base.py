@@ -117,11 +117,15 @@ class Trainer(Protocol):
         ...
 
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write a complete checkpoint to ``folder`` atomically; ``state`` is the controller's (data position ...)."""
+        """Write a complete checkpoint to ``folder`` atomically; ``state`` is the controller's (data position ...).
+
+        Raises:
+            OSError: the disk does not take it (``disk.MENDABLE``): nothing of it is left, and it may be tried again.
+        """
         ...
 
     async def export(self, folder: Path) -> None:
-        """Write the weights as Hugging Face safetensors with config and tokenizer."""
+        """Write the weights as Hugging Face safetensors with config and tokenizer. Raises OSError as ``save`` does."""
         ...
 
     async def failed(self) -> str:

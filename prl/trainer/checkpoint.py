@@ -5,9 +5,12 @@ Invariants:
 - Everything is written to a partial folder beside the target, every file is on the disk before the marker, the marker
   is the last file, and only then does the folder get its name. A process that is killed at any point leaves the
   previous checkpoint the newest complete one.
-- The marker lists every file with its size. A folder is complete when its marker is readable and every file has its
-  size; anything else is skipped, and said to be.
+- The marker lists every file with its size and its checksum, and has one of its own. A folder is complete when its
+  marker is readable and every file has its size; anything else is skipped, and said to be. Whoever is about to go on
+  from one has the contents verified too (``latest``), which reads all of it once; those of a marker without checksums,
+  as earlier versions wrote it, cannot be.
 - A checkpoint that is replaced keeps its data until the new one has its name.
+- A write that failed leaves nothing (``discard``); what a kill left is removed after the next complete one.
 
 The folder ``step-000010`` holds the weights after 10 completed steps. Nothing here imports torch.
 """
@@ -17,18 +20,23 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from prl.errors import CheckpointError
+from prl.trainer.checksums import checksums
 
 MARKER = "complete.json"
 STATE = "state.msgpack"
+SUMS = "checksums-*.json"
+"""Where ranks leave the checksums of what they wrote until the marker has them."""
 
 
-class Marker(msgspec.Struct, frozen=True, kw_only=True):
+class Marker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a complete checkpoint says of itself."""
 
     step: int
@@ -36,6 +44,14 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     num_ranks: int
     files: dict[str, int]
     """Size in bytes of every other file, by its path in the folder."""
+    checksums: dict[str, str] = {}
+    """Their checksums (``checksums.py``), by the same; empty in what an earlier version wrote."""
+    own_checksum: int | None = None
+    """CRC-32 of this marker without it, as JSON."""
+
+    def seal(self) -> int:
+        """What ``own_checksum`` must be."""
+        return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, own_checksum=None)))
 
 
 class Found(NamedTuple):
@@ -43,8 +59,8 @@ class Found(NamedTuple):
 
     folder: Path | None
     """The newest complete checkpoint; None if there is none."""
-    skipped: list[str]
-    """Newer ones that are not complete, each with the reason."""
+    skipped: dict[Path, str]
+    """Newer ones that are not complete, or not what was written, each with the reason."""
 
 
 def step_folder(checkpoints: Path, step: int) -> Path:
@@ -52,43 +68,53 @@ def step_folder(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:06d}"
 
 
-def latest(checkpoints: Path) -> Found:
-    """The newest complete checkpoint in a folder of checkpoints, which need not exist."""
-    skipped: list[str] = []
-    if not checkpoints.is_dir():
-        return Found(None, skipped)
-    numbered = [(int(path.name[5:]), path) for path in checkpoints.glob("step-*") if path.name[5:].isdecimal()]
-    for step, folder in sorted(numbered, reverse=True):
+def latest(checkpoints: Path, *, verified: bool = False) -> Found:
+    """The newest complete checkpoint in a folder of checkpoints, which need not exist.
+
+    Args:
+        checkpoints: the folder of all.
+        verified: read its contents, and pass it over where they are not what was written. Blocking for as long as that
+            takes: seconds for what fits into memory, minutes where the disk gives less than a GB a second.
+    """
+    skipped: dict[Path, str] = {}
+    for step, folder in reversed(numbered(checkpoints)):
         try:
-            marker = read_marker(folder)
+            marker = read_marker(folder, step)
+            if verified:
+                verify(folder, marker)
         except CheckpointError as error:
-            skipped.append(str(error))
-            continue
-        if marker.step == step:
+            skipped[folder] = str(error)
+        else:
             return Found(folder, skipped)
-        skipped.append(f"{folder} holds step {marker.step}, not the step of its name")
     return Found(None, skipped)
 
 
-def keep_newest(checkpoints: Path, count: int) -> int:
+def keep_newest(checkpoints: Path, count: int, *, damaged: Collection[Path] = ()) -> int:
     """Remove all but the ``count`` newest complete checkpoints, and what is older than they; the oldest step left.
 
-    What is newer and not complete stays: it is skipped, and says what happened.
+    What is newer and not complete, or among those known to be ``damaged``, stays and does not count: it is skipped,
+    and says what happened. What writes that were killed left behind is removed. Only while nobody writes.
     """
-    numbered = sorted((int(path.name[5:]), path) for path in checkpoints.glob("step-*") if path.name[5:].isdecimal())
+    for left in (path for end in ("partial", "replaced") for path in checkpoints.glob(f"step-*.{end}")):
+        shutil.rmtree(left, ignore_errors=True)
     kept: list[int] = []
-    for step, folder in reversed(numbered):
+    for step, folder in reversed(numbered(checkpoints)):
         if len(kept) == count:
             shutil.rmtree(folder, ignore_errors=True)
-            continue
-        with contextlib.suppress(CheckpointError):
-            read_marker(folder)
-            kept.append(step)
+        elif folder not in damaged:
+            with contextlib.suppress(CheckpointError):
+                read_marker(folder)
+                kept.append(step)
     return min(kept, default=0)
 
 
-def read_marker(folder: Path) -> Marker:
-    """The marker of a complete checkpoint. Raises CheckpointError where ``folder`` is not one."""
+def numbered(checkpoints: Path) -> list[tuple[int, Path]]:
+    """The folders that are named as checkpoints, whole or not, with their steps, oldest first."""
+    return sorted((int(path.name[5:]), path) for path in checkpoints.glob("step-*") if path.name[5:].isdecimal())
+
+
+def read_marker(folder: Path, step: int | None = None) -> Marker:
+    """The marker of a complete checkpoint, of ``step`` if that is given. Raises CheckpointError: it is not one."""
     try:
         marker = msgspec.json.decode((folder / MARKER).read_bytes(), type=Marker)
     except OSError as error:
@@ -97,12 +123,32 @@ def read_marker(folder: Path) -> Marker:
         ) from error
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{folder} is no complete checkpoint: {MARKER} is damaged ({error})") from error
+    if marker.own_checksum not in {None, marker.seal()} or (marker.own_checksum is None and marker.checksums):
+        raise CheckpointError(f"{folder} is no complete checkpoint: {MARKER} is damaged (it is not what was written)")
+    if step is not None and marker.step != step:
+        raise CheckpointError(f"{folder} holds step {marker.step}, not the step of its name")
     actual = _sizes(folder)
     for name, size in marker.files.items():
         if actual.get(name) != size:
             found = f"has {actual[name]} bytes" if name in actual else "is missing"
             raise CheckpointError(f"{folder} is no complete checkpoint: {name} {found}, {size} were written")
     return marker
+
+
+def verify(folder: Path, marker: Marker) -> None:
+    """Read everything that a complete checkpoint holds. Raises CheckpointError where that is not what was written."""
+    try:
+        found = checksums(folder, marker.checksums)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    for name, expected in marker.checksums.items():
+        if found[name] != expected:
+            raise CheckpointError(
+                f"{folder} is damaged: the contents of {name} are not what was written (its checksum is {found[name]},"
+                f" {expected} was written)"
+            )
+    if STATE not in marker.checksums:
+        read_state(folder)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -126,12 +172,31 @@ def begin(target: Path) -> Path:
     return partial
 
 
+def discard(target: Path) -> None:
+    """Leave nothing of a write that failed; what has the name stays."""
+    shutil.rmtree(partial_of(target), ignore_errors=True)
+
+
+def leave_checksums(target: Path, rank: int, names: Collection[str]) -> None:
+    """What ``rank`` wrote into the partial folder of ``target`` has these checksums; ``commit`` puts them down."""
+    partial = partial_of(target)
+    path = partial / SUMS.replace("*", f"{rank:05d}")
+    path.write_bytes(msgspec.json.encode(checksums(partial, names)))
+
+
 def commit(target: Path, *, step: int, num_ranks: int) -> None:
     """Make the partial folder of ``target`` complete and give it its name. Only after every rank has written."""
     partial = partial_of(target)
-    for name in _sizes(partial):
+    known: dict[str, str] = {}
+    for path in sorted(partial.glob(SUMS)):
+        known |= msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        path.unlink()
+    files = _sizes(partial)
+    for name in files:
         _sync(partial / name)
-    marker = Marker(step=step, num_ranks=num_ranks, files=_sizes(partial))
+    known |= checksums(partial, files.keys() - known.keys())
+    marker = Marker(step=step, num_ranks=num_ranks, files=files, checksums={name: known[name] for name in files})
+    marker = msgspec.structs.replace(marker, own_checksum=marker.seal())
     (partial / MARKER).write_bytes(msgspec.json.encode(marker))
     _sync(partial / MARKER)
     put(target)

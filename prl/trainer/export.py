@@ -16,25 +16,49 @@ from prl.config_lora import LoraConfig
 from prl.trainer import checkpoint, lora
 from prl.trainer.model import Policy
 from prl.trainer.publish import gathered
+from prl.trainer.writing import nothing, written
 
 ADAPTER = "adapter"
 
 
-def export(policy: Policy, model: str, folder: Path, dtype: torch.dtype, adapter: LoraConfig) -> None:
-    """Write ``policy`` to ``folder`` with config and with the tokenizer of ``model``. A collective."""
+def export(
+    policy: Policy,
+    model: str,
+    folder: Path,
+    dtype: torch.dtype,
+    adapter: LoraConfig,
+    *,
+    adapters_alone: bool = False,
+) -> OSError | None:
+    """Write ``policy`` to ``folder`` with config and with the tokenizer of ``model``. A collective.
+
+    With ``adapters_alone`` the folder is what is else in ``adapter/``.
+
+    Returns:
+        What the disk said to rank 0; nothing is left of the export then.
+
+    Raises:
+        CheckpointError: it failed for another reason.
+    """
     rank = dist.get_rank()
-    whole = gathered(lora.merged(policy.tensors, policy.adapters), dtype)
-    weights = {name: tensor.cpu() for name, tensor in whole if rank == 0}
+    merged = {} if adapters_alone else lora.merged(policy.tensors, policy.adapters)
+    weights = {name: tensor.cpu() for name, tensor in gathered(merged, dtype) if rank == 0}
     thin = gathered(lora.halves(policy.adapters), torch.float32)
     adapters = {name: tensor.cpu() for name, tensor in thin if rank == 0}
-    if rank == 0:
+
+    def write() -> None:
         from transformers import AutoTokenizer  # noqa: PLC0415 -- seconds to import
 
         partial = checkpoint.begin(folder)
+        if adapters_alone:
+            lora.save_adapter(partial, adapters, adapter, model)
+            checkpoint.put(folder)
+            return
         policy.lm.config.dtype = dtype
         policy.lm.save_pretrained(partial, state_dict=weights)
         AutoTokenizer.from_pretrained(model).save_pretrained(partial)
         if adapters:
             lora.save_adapter(partial / ADAPTER, adapters, adapter, model)
         checkpoint.put(folder)
-    dist.barrier()
+
+    return written(folder, write if rank == 0 else nothing)

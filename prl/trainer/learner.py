@@ -43,8 +43,6 @@ from prl.trainer.phases import SUMS, Phases
 from prl.trainer.publish import Publisher
 from prl.types import Sample, WeightGroup, WeightUpdate
 
-_BASE = "base"
-
 
 class Learner:
     """Model, optimiser and step of one rank. Needs the default process group."""
@@ -192,13 +190,13 @@ class Learner:
             raise TrainerError(f"version {update.version} was asked for, but the weights are version {self.step}")
         self._publisher.send(update)
 
-    def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write a checkpoint. Raises CheckpointError."""
-        shards.save(folder, self._checkpointed(), self.step, state)
+    def save(self, folder: Path, state: dict[str, Any]) -> OSError | None:
+        """Write a checkpoint, or nothing: what the disk said to one of the ranks. Raises CheckpointError."""
+        return shards.save(folder, self._checkpointed(), self.step, state)
 
-    def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder."""
-        export(self.policy, self._model, folder, self._engine_dtype, self._config.lora)
+    def export(self, folder: Path) -> OSError | None:
+        """Write a Hugging Face folder, or nothing: what the disk said to rank 0. Raises CheckpointError."""
+        return export(self.policy, self._model, folder, self._engine_dtype, self._config.lora)
 
     def close(self) -> None:
         """Leave the weight group and the other ranks."""
@@ -268,25 +266,14 @@ class Learner:
         self.optimizer.step()
 
     def _checkpointed(self) -> dict[str, Tensor]:
-        """Everything that a checkpoint holds, under names that do not collide. A collective.
-
-        Of the base that adapters are trained on, only what it takes to know it again.
-        """
+        """Everything that a checkpoint holds, under names that do not collide. A collective."""
         state = optimizer_tensors(self.optimizer, self.parameters)
-        model = self.parameters if self.policy.adapters else self.policy.tensors
-        return {
-            **{f"model/{name}": tensor for name, tensor in model.items()},
-            **{f"optimizer/{name}": tensor for name, tensor in state.items()},
-            **({_BASE: lora.base_bits(self.policy.tensors)} if self.policy.adapters else {}),
-        }
+        return shards.weights_of(self.policy) | {f"optimizer/{name}": tensor for name, tensor in state.items()}
 
     def _load(self, folder: Path) -> int:
         """Take up a checkpoint; returns its step. Raises CheckpointError, also where it belongs to another base."""
-        tensors = self._checkpointed()
-        bits = {name: tensor.clone() for name, tensor in tensors.items() if name == _BASE}
-        step = shards.load(folder, tensors)
-        for name, expected in bits.items():
-            lora.check_base(folder, self._model, self.policy.tensors, expected, tensors[name])
+        step = shards.load(folder, self._checkpointed(), self.policy, self._model)
+        shards.restore_random_state(folder)
         return step
 
 

@@ -45,7 +45,8 @@ class PacedTrainer:
         self._work, self._update_s, self._lags, self._drift = work, update_s, lags, drift
         self._step = 0
         self._busy_s = 0.0
-        self._meeting: Meeting | None = None
+        self._meetings: dict[int, Meeting] = {}
+        """By the part of the engines that is in the weight group."""
         self._ports = itertools.count(1)
 
     async def open(self) -> TrainerReady:
@@ -58,7 +59,7 @@ class PacedTrainer:
 
     async def connect(self, group: WeightGroup) -> None:
         """Join the weight group as rank 0."""
-        self._meeting = await Meeting.join(group, 0)
+        self._meetings[group.part] = await Meeting.join(group, 0)
 
     async def train(self, batch: Batch) -> TrainReport:
         """Take the time of a step."""
@@ -86,10 +87,10 @@ class PacedTrainer:
 
     async def publish(self, update: WeightUpdate) -> None:
         """Take ``update_s`` and hand the version to every engine of the weight group."""
-        if self._meeting is None:
+        if update.part not in self._meetings:
             raise TrainerError("the trainer is in no weight group; connect it before it publishes")
         await asyncio.sleep(self._update_s)
-        await self._meeting.send(update.version, CHECKPOINT)
+        await self._meetings[update.part].send(update.version, CHECKPOINT)
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """As the engines do."""

@@ -76,6 +76,15 @@ class Done(_Message, frozen=True, kw_only=True):
     """The command is carried out and has no result."""
 
 
+class Written(_Message, frozen=True, kw_only=True):
+    """What was to be written is on the disk, or nothing of it is; every rank says the same."""
+
+    errno: int = 0
+    """What the disk said to one of the ranks; 0: it took everything."""
+    error: str = ""
+    """The same in words, of the rank that the disk said it to."""
+
+
 class Meeting(_Message, frozen=True, kw_only=True):
     """Where this rank could host a weight group; the controller takes rank 0's."""
 
@@ -182,5 +191,5 @@ class Shutdown(_Message, frozen=True, kw_only=True):
 
 Command = Meet | Connect | Train | Publish | Score | Rescore | Nudge | Save | Export
 FromController = Setup | Refused | Command | Shutdown
-Reply = Ready | Trained | Scored | Rescored | Meeting | Done | Failed
+Reply = Ready | Trained | Scored | Rescored | Written | Meeting | Done | Failed
 FromRank = Hello | Beat | Reply

@@ -5,7 +5,10 @@ Invariants:
 - The manifest is the policy's own list of tensors in the engine's dtype: what is sent is what the engine holds, so the
   cast happens once, here, and an update costs no more bytes than it must. Integer buffers keep their type.
 - All ranks gather the same tensors in the same order, one at a time: beyond the shards, a rank holds one full tensor
-  (and the sender what its transport buffers), or the parts of one that is computed.
+  (and the sender its transport's two buckets), or the parts of one that is computed. What is gathered is the next
+  bucket's while the one before is being sent.
+- Engines that are updated one group after another are sent the same weights each time: no step is taken before the last
+  group has them, so nothing is kept beside the model.
 - An ``update`` whose manifest is not the policy's is refused before the first collective, on every rank alike.
 """
 
@@ -66,13 +69,18 @@ class Publisher:
     def __init__(self, tensors: Mapping[str, Tensor | Computed], dtype: torch.dtype, rank: int) -> None:
         self._tensors, self._dtype, self._rank = tensors, dtype, rank
         self.manifest = manifest_of(tensors, dtype)
-        self._sender: Sender | None = None
+        self._senders: dict[int, Sender] = {}
+        """By the part of the engines that is in the weight group."""
 
     def connect(self, group: WeightGroup) -> None:
-        """Join ``group`` as its sender (rank 0; the other ranks have nothing to join). Raises WeightSyncError."""
+        """Join ``group`` as its sender (rank 0; the other ranks have nothing to join), leaving those of before.
+
+        Parts are joined in their order. Raises WeightSyncError.
+        """
         if self._rank == 0:
-            self.close()
-            self._sender = NcclSender(group) if group.transport == "nccl" else GlooGroup.join(group, 0)
+            if group.part == 0:
+                self.close()
+            self._senders[group.part] = NcclSender(group) if group.transport == "nccl" else GlooGroup.join(group, 0)
 
     def send(self, update: WeightUpdate) -> None:
         """Take part in sending ``update``. Raises WeightSyncError where it is not what this trainer sends."""
@@ -84,24 +92,27 @@ class Publisher:
             for _ in tensors:
                 pass
             return
-        if self._sender is None:
+        sender = self._senders.get(update.part)
+        if sender is None:
             raise WeightSyncError(f"version {update.version} cannot be sent: the weight group is not connected")
         try:
-            self._sender.send(update.version, update.manifest, tensors)
+            sender.send(update.version, update.manifest, tensors)
         except WeightSyncError:
             for _ in tensors:  # the other ranks gather in step with this one: it stays usable
                 pass
             raise
 
     def close(self) -> None:
-        """Leave the group."""
-        if self._sender is not None:
-            self._sender.close()
-            self._sender = None
+        """Leave every group."""
+        while self._senders:
+            self._senders.popitem()[1].close()
 
 
 class NcclSender:
     """vLLM's own NCCL sender, as thin as it can be: its communicator and its packed broadcast.
+
+    vLLM packs whole tensors into two buckets in turn, each on a stream of its own: one is gathered while the other is
+    sent, and the tensor that fills a bucket may exceed it. What the engines were told when they joined says the same.
 
     NCCL has no deadline of its own here: past the group's this process ends, and a trainer that died is started again.
     An engine that stands in a transfer does not answer the controller, which has the same deadline and kills it then.
@@ -110,7 +121,7 @@ class NcclSender:
     def __init__(self, group: WeightGroup) -> None:
         from vllm.distributed.weight_transfer import nccl_common  # noqa: PLC0415 -- only with CUDA and vLLM
 
-        self._timeout_s = group.timeout_s
+        self._timeout_s, self._bucket_bytes = group.timeout_s, group.bucket_bytes
         place = {"master_address": group.address, "master_port": group.port, "world_size": group.world_size}
         with ends_process(self._timeout_s, f"meeting {group.world_size - 1} engine workers over NCCL"):
             self._communicator: Any = nccl_common.trainer_init(place)
@@ -121,7 +132,11 @@ class NcclSender:
 
         with ends_process(self._timeout_s, f"the NCCL broadcast of version {version}"):
             packed_tensor.packed_nccl_broadcast_producer(
-                iterator=tensors, group=self._communicator, src=0, post_iter_func=lambda item: item[1]
+                iterator=tensors,
+                group=self._communicator,
+                src=0,
+                post_iter_func=lambda item: item[1],
+                buffer_size_bytes=self._bucket_bytes,
             )
             torch.cuda.current_stream().synchronize()
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -34,7 +35,16 @@ from prl.trainer.shared_folder import witness
 from prl.types import Batch, WeightGroup, WeightUpdate
 from prl.waits import waiting
 
-R = TypeVar("R", protocol.Ready, protocol.Trained, protocol.Scored, protocol.Rescored, protocol.Meeting, protocol.Done)
+R = TypeVar(
+    "R",
+    protocol.Ready,
+    protocol.Trained,
+    protocol.Scored,
+    protocol.Rescored,
+    protocol.Written,
+    protocol.Meeting,
+    protocol.Done,
+)
 
 _GRACE_S = 5.0
 _REPORT_S = 2.0
@@ -137,12 +147,12 @@ class FsdpTrainer:
         await self._ask("nudge", protocol.Done, self._to_all(protocol.Nudge(names=names, scale=scale)))
 
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
-        """Write a complete checkpoint to ``folder`` atomically."""
-        await self._ask(f"save {folder}", protocol.Done, self._to_all(protocol.Save(folder=_path(folder), state=state)))
+        """Write a complete checkpoint to ``folder`` atomically. Raises OSError where the disk does not take it."""
+        await self._write(f"save {folder}", protocol.Save(folder=_path(folder), state=state))
 
     async def export(self, folder: Path) -> None:
-        """Write the weights as Hugging Face safetensors with config and tokenizer."""
-        await self._ask(f"export {folder}", protocol.Done, self._to_all(protocol.Export(folder=_path(folder))))
+        """Write the weights as Hugging Face safetensors with config and tokenizer. Raises OSError as ``save`` does."""
+        await self._write(f"export {folder}", protocol.Export(folder=_path(folder)))
 
     async def failed(self) -> str:
         """Wait until a rank is dead or hangs, then return which, why, and its last log lines.
@@ -246,6 +256,14 @@ class FsdpTrainer:
             return await self._ask(what, kind, self._to_all(command), timeout_s, "weights.timeout_s")
         except TrainerError as error:
             raise WeightSyncError(f"the trainer's side failed: {error}") from error
+
+    async def _write(self, what: str, command: protocol.Command) -> None:
+        """A command that writes: what the disk said to a rank is raised here, and the ranks go on."""
+        replies = await self._ask(what, protocol.Written, self._to_all(command))
+        said = [(rank, reply) for rank, reply in enumerate(replies) if reply.errno]
+        if said:
+            rank, reply = next((each for each in said if each[1].error), said[0])
+            raise OSError(reply.errno, f"{os.strerror(reply.errno)} (trainer rank {rank}: {reply.error})")
 
     def _to_all(self, command: protocol.Command) -> list[protocol.Command]:
         return [command] * self._ranks.num_ranks

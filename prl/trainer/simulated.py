@@ -78,7 +78,8 @@ class SimulatedTrainer:
         self._died = asyncio.Event()
         self._death_timer: asyncio.TimerHandle | None = None
         self._command: str | None = None
-        self._meeting: Meeting | None = None
+        self._meetings: dict[int, Meeting] = {}
+        """By the part of the engines that is in the weight group."""
         self._busy_s = self._tokens_trained = self._num_skipped = 0.0
 
     async def open(self) -> TrainerReady:
@@ -103,7 +104,7 @@ class SimulatedTrainer:
         """Join the weight group as rank 0; returns when every engine has."""
         await self._call("connect")
         try:
-            self._meeting = await Meeting.join(group, 0)
+            self._meetings[group.part] = await Meeting.join(group, 0)
         except ValueError as error:
             raise TrainerError(f"the simulated trainer: {error}") from error
 
@@ -130,10 +131,10 @@ class SimulatedTrainer:
             await self._call("publish")
             if update.version != self.step:
                 raise TrainerError(f"version {update.version} was to be published, the trainer holds {self.step}")
-            if self._meeting is None:
+            if update.part not in self._meetings:
                 raise TrainerError("the trainer is in no weight group; connect it before it publishes")
             await asyncio.sleep(self._publish_s)
-            await self._meeting.send(update.version, self.weights)
+            await self._meetings[update.part].send(update.version, self.weights)
             self._check_alive()
 
     async def score(self, token_ids: list[int]) -> list[float]:
@@ -284,10 +285,14 @@ class SimulatedTrainer:
 
 def _save(folder: Path, saved: _Saved) -> None:
     """Complete or not there; the controller's state is where every trainer puts it."""
-    partial = checkpoint.begin(folder)
-    (partial / _FILE).write_bytes(msgspec.msgpack.encode(saved))
-    (partial / checkpoint.STATE).write_bytes(msgspec.msgpack.encode(saved.state))
-    checkpoint.commit(folder, step=saved.step, num_ranks=1)
+    try:
+        partial = checkpoint.begin(folder)
+        (partial / _FILE).write_bytes(msgspec.msgpack.encode(saved))
+        (partial / checkpoint.STATE).write_bytes(msgspec.msgpack.encode(saved.state))
+        checkpoint.commit(folder, step=saved.step, num_ranks=1)
+    except OSError:
+        checkpoint.discard(folder)
+        raise
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -209,12 +209,19 @@ def _answer(learner: Learner, command: protocol.FromController) -> protocol.Repl
         case protocol.Publish():
             learner.publish(command.update)
         case protocol.Save():
-            learner.save(Path(command.folder), command.state)
+            return _written(learner.save(Path(command.folder), command.state))
         case protocol.Export():
-            learner.export(Path(command.folder))
+            return _written(learner.export(Path(command.folder)))
         case _:
             raise PrlError(f"{type(command).__name__} is no command for a rank that is set up")
     return protocol.Done()
+
+
+def _written(fault: OSError | None) -> protocol.Written:
+    """The reply after writing; ``fault`` is what the disk said to this rank, or without words to another."""
+    if fault is None:
+        return protocol.Written()
+    return protocol.Written(errno=fault.errno or 0, error=str(fault) if fault.strerror else "")
 
 
 def _failed(error: Exception) -> protocol.Failed:

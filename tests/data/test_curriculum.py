@@ -18,9 +18,10 @@ from prl.config import Config, PipelineConfig, RewardConfig, RunConfig
 from prl.config_data import CurriculumConfig, DataConfig
 from prl.data.curriculum import Curriculum, Rates
 from prl.data.mix import Place
-from prl.ledger import Admitted, Ledger, Left, Measured
+from prl.ledger import Ledger
 from prl.models import resolve_model
 from prl.prompts import open_source
+from prl.records import Admitted, Left, Measured
 from prl.recovery import find_start
 from prl.tokenizer import Tokenizer
 from prl.types import Prompt

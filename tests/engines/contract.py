@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from prl.engines.base import Decoding, Engine
-from prl.types import TokenChunk
+from prl.types import TokenChunk, WeightUpdate
 
 DEADLINE_S = 60.0
 """Longest wait of any test for anything."""
@@ -47,6 +47,18 @@ class Subject(abc.ABC):
     @abc.abstractmethod
     async def failing_transfer(self, version: int) -> None:
         """The same, in a way that makes ``load`` fail; raises what it raised. The next ``transfer`` works again."""
+
+    @abc.abstractmethod
+    async def stage(self, version: int) -> WeightUpdate:
+        """Send changed weights as ``version`` to the engine, which goes on generating; what it is to swap in then."""
+
+    @abc.abstractmethod
+    async def break_off(self, version: int) -> None:
+        """Begin to stage ``version`` from a sender that is gone before it has sent everything."""
+
+    @abc.abstractmethod
+    async def reconnect(self) -> None:
+        """Meet the engine in a new weight group, with a sender that lives."""
 
     @abc.abstractmethod
     async def kill(self) -> None:

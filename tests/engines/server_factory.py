@@ -19,8 +19,19 @@ from prl.engines.server_command import server_command, server_environment
 from prl.engines.server_questions import Wanted
 from prl.engines.vllm_environment import is_cpu_build
 from prl.process import Child, free_port
+from prl.types import WeightUpdate
 from tests.engines.contract import Subject
-from tests.engines.vllm_factory import FIRST_READABLE, MAX_NUM_SEQS, SIZES, Trainer, perturb, readable, tiny_model
+from tests.engines.killed_sender import break_off
+from tests.engines.vllm_factory import (
+    FIRST_READABLE,
+    MAX_NUM_SEQS,
+    SIZES,
+    Trainer,
+    manifest_of,
+    perturb,
+    readable,
+    tiny_model,
+)
 
 START_TIMEOUT_S = 150.0
 KEY_VARIABLE = "PRL_TEST_ENGINE_KEY"
@@ -86,6 +97,26 @@ class ServerSubject(Subject):
         if failures[1] is not None:
             raise failures[1]
 
+    async def stage(self, version: int) -> WeightUpdate:
+        """Perturb the model and send it beside generation."""
+        readable(self._trainer.model, version)
+        perturb(self._trainer.model, "", by=1e-4)
+        self._trainer.version = version - 1
+        return await self._trainer.stage(self._trainer.tensors())
+
+    async def break_off(self, version: int) -> None:
+        """Of a sender in a process of its own, which is killed."""
+        await break_off(self.engine, manifest_of(self._trainer.tensors()), version)
+
+    async def reconnect(self) -> None:
+        """As at the start."""
+        self._trainer.close()
+        self._trainer = await Trainer.connect(self._trainer.engines, self._trainer.model)
+
+    def close(self) -> None:
+        """Leave the weight group."""
+        self._trainer.close()
+
     async def kill(self) -> None:
         """SIGKILL of the server and all its processes."""
         os.killpg(self._server.pid, signal.SIGKILL)
@@ -113,8 +144,9 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
                 assert not ending.done(), ending.result()
                 ending.cancel()
             trainer = await Trainer.connect([engine], model)
-            yield ServerSubject(trainer, server)
-            trainer.close()
+            made = ServerSubject(trainer, server)
+            yield made
+            made.close()
             await engine.close()
         finally:
             await server.stop(grace_s=2)

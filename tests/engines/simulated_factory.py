@@ -33,6 +33,24 @@ class SimulatedSubject(Subject):
         """Send another version than the engine was told."""
         await self._send(version, version + 1, b"x" * 16)
 
+    async def stage(self, version: int) -> WeightUpdate:
+        """Meet the staging."""
+        update = WeightUpdate(version=version, transport="simulated", manifest=MANIFEST)
+        assert await self.engine.stage(update)
+        await self._meeting.send(version, blake2b(version.to_bytes(8, "little"), digest_size=16).digest())
+        return update
+
+    async def break_off(self, version: int) -> None:
+        """Send nothing."""
+        assert await self.engine.stage(WeightUpdate(version=version, transport="simulated", manifest=MANIFEST))
+
+    async def reconnect(self) -> None:
+        """In a new meeting."""
+        async with asyncio.TaskGroup() as group:
+            joined = group.create_task(Meeting.join(GROUP, 0))
+            group.create_task(self.engine.connect(GROUP, 1))
+        self._meeting = joined.result()
+
     async def _send(self, announced: int, sent: int, weights: bytes) -> None:
         update = WeightUpdate(version=announced, transport="simulated", manifest=MANIFEST)
         failures: list[Exception] = []
@@ -65,7 +83,7 @@ class SimulatedSubject(Subject):
 @asynccontextmanager
 async def subject(folder: Path) -> AsyncIterator[Subject]:
     """A quick engine in real time whose tokens say their version."""
-    script = Script(base_s=0.0005, per_seq_s=0.0, tokens="version", stream_interval=3)
+    script = Script(base_s=0.0005, per_seq_s=0.0, tokens="version", stream_interval=3, stages=True)
     engine = SimulatedEngine(index=0, max_num_seqs=4, script=script, seed=0)
     await engine.open()
     async with asyncio.TaskGroup() as group:

@@ -126,7 +126,7 @@ def test_what_it_sampled_is_all_kept(tmp_path: Path, scripts: Scripts) -> None:
         await until(lambda: state_of(pipeline, "engine-0") == "gone")
         await until(lambda: pipeline.step_number >= 4)
         await pipeline._record.journal.flush()
-        ledger, _, batches = journal.read(tmp_path / "run" / "journal", resume_from=0)
+        ledger, _, _, batches = journal.read(tmp_path / "run" / "journal", resume_from=0)
         entries = [entry for batch in batches.values() for entry in batch] + list(ledger.open.values())
         kept = sum(len(member.token_ids) for entry in entries for member in entry.members.values())
         sampled = sum(engine.statistics().tokens_generated for engine in scripts.made)

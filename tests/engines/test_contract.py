@@ -194,6 +194,42 @@ async def test_failed_load_refuses_until_a_good_one(subject: Subject) -> None:
     assert stream.versions == [subject.version] * 4
 
 
+async def test_a_swap_is_between_two_tokens(subject: Subject) -> None:
+    """What was staged is not served before it is swapped in, from the next token on it is, and no stream notices."""
+    before, stream = subject.version, Stream()
+    update = await subject.stage(before + 1)
+
+    async def consume() -> None:
+        async with aclosing(subject.engine.generate(subject.prompt, sampling(subject.long))) as chunks:
+            await stream.consume(chunks)
+
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+        group.create_task(consume())
+        await stream.has(TOKENS_BETWEEN_PUSHES)
+        stood = await subject.engine.swap(update)
+    subject.version = before + 1
+    assert_whole(stream, subject.long)
+    assert set(stream.versions) == {before, before + 1}
+    read = [subject.version_of(token) for token in stream.token_ids]
+    assert read in (stream.versions, [None] * subject.long)
+    assert min(stood.drain_s, stood.still_s) >= 0
+    assert not subject.engine.statistics().paused
+
+
+async def test_a_transfer_that_breaks_off_is_dropped_whole(subject: Subject) -> None:
+    """The trainer is killed between two buckets: the engine goes on with the old weights, all of them, and says so."""
+    probe = [*subject.prompt, *subject.prompt]
+    before = await subject.engine.score(probe)
+    await subject.break_off(subject.version + 1)
+    stream = await subject.sample(sampling(TOKENS_BETWEEN_PUSHES))
+    assert stream.versions == [subject.version] * TOKENS_BETWEEN_PUSHES
+    assert await subject.engine.score(probe) == pytest.approx(before, abs=1e-6)
+    assert not subject.engine.statistics().paused
+    await subject.reconnect()
+    await subject.push(subject.version + 1)
+    assert await subject.engine.score(probe) != pytest.approx(before, abs=1e-6)
+
+
 async def test_early_close_frees_the_stream(subject: Subject) -> None:
     """A consumer that has enough closes its stream, and the engine holds it no longer."""
     async with aclosing(subject.engine.generate(subject.prompt, sampling(subject.long))) as chunks:

@@ -17,7 +17,8 @@ from prl import virtual_time
 from prl.config import EngineConfig
 from prl.engines.base import Decoding
 from prl.engines.lives import CLOSE_TIMEOUT_S, START_MARGIN_S
-from prl.engines.pool import FAILURE_GRACE_S, EnginePool
+from prl.engines.pool import EnginePool
+from prl.engines.side_by_side import FAILURE_GRACE_S
 from prl.engines.simulated import CallFault, Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, EngineError
 from prl.simulation import CHECKPOINT, MANIFEST, Meeting

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 import prl
-from prl import journal, parts, virtual_time
+from prl import journal, machinery, virtual_time
 from prl.config import Config, EngineConfig, PipelineConfig, RunConfig
+from prl.config_weights import WeightsConfig
 from prl.engines.simulated import CallFault, Script, SimulatedEngine, StreamFault
 from prl.errors import EngineDeadError, WeightSyncError
 from tests.test_pipeline import lines, simulated, take_steps
@@ -40,7 +41,7 @@ class Scripts:
         self.made: list[SimulatedEngine] = []
 
     def make(self, *_: Any, index: int, **__: Any) -> SimulatedEngine:
-        """Stand in for ``parts.make_engine``."""
+        """Stand in for ``machinery.make_engine``."""
         return self._make(index)
 
     def _make(self, index: int) -> SimulatedEngine:
@@ -55,7 +56,7 @@ class Scripts:
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Scripts:
     """The engines of the test."""
     made = Scripts()
-    monkeypatch.setattr(parts, "make_engine", made.make)
+    monkeypatch.setattr(machinery, "make_engine", made.make)
     return made
 
 
@@ -98,6 +99,27 @@ def test_engines_may_fail_in_an_update(tmp_path: Path, scripts: Scripts, call: s
         scripts.by_seat.setdefault(count - 1, []).append(Script(calls=(fault,)))
     virtual_time.run(whole(tmp_path / "run", config_of(1, count=count)))
     assert_exact(tmp_path / "run", 1)
+
+
+@pytest.mark.parametrize(("seat", "staged"), [(0, True), (1, False), (2, True)])
+def test_engines_may_die_between_the_turns_of_an_update(
+    tmp_path: Path, scripts: Scripts, seat: int, staged: bool
+) -> None:
+    """Before its turn, in it or after it, whatever it has sampled with either version: no token is lost or misplaced.
+
+    The engine that takes its turn last takes long for it, so the others serve the new version most of the time that an
+    update lasts.
+    """
+
+    def script(index: int, die_at_s: float | None = None) -> Script:
+        return Script(load_s=1.5 * (index == 2), die_at_s=die_at_s, stages=staged)
+
+    scripts.by_seat = {index: [script(index)] for index in range(3)}
+    scripts.by_seat[seat] = [*(script(seat, die_at_s) for die_at_s in (1.7, 2.3, 3.1, 3.9)), *[script(seat)] * 50]
+    config = msgspec.structs.replace(config_of(1, count=3), weights=WeightsConfig(rolling=1, staged=staged))
+    virtual_time.run(whole(tmp_path / "run", config))
+    assert_exact(tmp_path / "run", 1)
+    assert len(scripts.made) > 3
 
 
 def test_the_others_go_on_meanwhile(tmp_path: Path, scripts: Scripts) -> None:

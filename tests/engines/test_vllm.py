@@ -125,15 +125,15 @@ async def gap(trainer: Trainer, engine: VllmEngine) -> float:
 async def test_each_group_of_parameters_arrives(fleet: Fleet, tied: bool, parts: list[str]) -> None:
     """After a push that changes one group of parameters every engine computes with the changed ones, at its next token.
 
-    So it is when the update was staged beside generation, when it came while the engines stood still, and when vLLM
-    reloaded it in place, as it does for models that have no twin.
+    So it is when the update was staged beside generation, when it was received into place while the engines stood
+    still, and when vLLM reloaded what was staged, as it does for models that have no twin.
     """
     trainer = fleet.tied if tied else fleet.untied
 
     async def stage() -> None:
         await trainer.put_in_place(await trainer.stage(trainer.tensors()))
 
-    for push in (stage, trainer.push, partial(reloading, fleet, trainer.push)):
+    for push in (stage, trainer.push, partial(reloading, fleet, stage)):
         perturb(trainer.model, *parts)
         before = [await gap(trainer, engine) for engine in trainer.engines]
         assert min(before) > 10 * TOLERANCE
@@ -176,7 +176,7 @@ async def test_adapters_alone_are_added_to_the_models_files(fleet: Fleet, tied: 
         await trainer.put_in_place(await trainer.stage(halves))
 
     async def reload(halves: dict[str, torch.Tensor]) -> None:
-        await reloading(fleet, partial(trainer.push, halves))
+        await reloading(fleet, partial(stage, halves))
 
     for push in (stage, reload, trainer.push):
         trainer.model.load_state_dict(base)
@@ -217,12 +217,12 @@ async def test_tied_head_is_stale_without_repacking(fleet: Fleet) -> None:
     trainer, order = fleet.tied, fleet.folder / vllm_probes.FORGET_REPACKING
     order.touch()
     perturb(trainer.model, "embed_tokens")
-    await reloading(fleet, trainer.push)
-    stale = [await gap(trainer, engine) for engine in trainer.engines]
     await trainer.push()
+    stale = [await gap(trainer, engine) for engine in trainer.engines]
+    await trainer.put_in_place(await trainer.stage(trainer.tensors()))
     twins = [await gap(trainer, engine) for engine in trainer.engines]
     order.unlink()
-    await reloading(fleet, trainer.push)
+    await trainer.push()
     whole = [await gap(trainer, engine) for engine in trainer.engines]
     assert min(stale) > 10 * TOLERANCE
     assert max(twins + whole) < TOLERANCE

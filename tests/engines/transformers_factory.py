@@ -21,6 +21,7 @@ from prl.engines.transformers import TransformersEngine
 from prl.transfer import GlooGroup
 from prl.types import TensorSpec, TokenChunk, WeightGroup, WeightUpdate
 from tests.engines.contract import Subject
+from tests.engines.killed_sender import break_off
 
 VOCAB_SIZE = 96
 SIZES: dict[str, Any] = {
@@ -219,9 +220,30 @@ class TransformersSubject(Subject):
         del tensors["model.norm.weight"]
         await self._send(version, tensors)
 
+    async def stage(self, version: int) -> WeightUpdate:
+        """Perturb the model and send it beside generation."""
+        with torch.no_grad():
+            for parameter in self._model.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+        self._publisher.version = version - 1
+        return await self._publisher.stage(self._model)
+
+    async def break_off(self, version: int) -> None:
+        """Of a sender in a process of its own, which is killed."""
+        await break_off(self.engine, manifest_of(tensors_of(self._model)), version)
+
+    async def reconnect(self) -> None:
+        """As at the start."""
+        self._publisher.close()
+        self._publisher = await Publisher.connect(self.engine)
+
     async def kill(self) -> None:
         """SIGKILL of the child."""
         os.kill(self._child(), signal.SIGKILL)
+
+    def close(self) -> None:
+        """Leave the weight group."""
+        self._publisher.close()
 
     async def _send(self, version: int, tensors: dict[str, torch.Tensor]) -> None:
         if not self.engine.statistics().paused:  # then the engine refuses, and nobody would meet the sender
@@ -240,8 +262,9 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
     engine = make_engine(folder / "model", folder, max_num_seqs=4, stream_interval=2)
     await engine.open()
     publisher = await Publisher.connect(engine)
-    yield TransformersSubject(publisher, lambda: child_pid(engine), model)
-    publisher.close()
+    made = TransformersSubject(publisher, lambda: child_pid(engine), model)
+    yield made
+    made.close()
     await engine.close()
 
 

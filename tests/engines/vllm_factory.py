@@ -22,6 +22,7 @@ from prl.process import free_port
 from prl.transfer import GlooGroup
 from prl.types import TensorSpec, WeightGroup, WeightUpdate
 from tests.engines.contract import Stream, Subject
+from tests.engines.killed_sender import break_off
 
 VOCAB_SIZE = 320
 MAX_NUM_SEQS = 4
@@ -246,6 +247,25 @@ class VllmSubject(Subject):
         if failures[1] is not None:
             raise failures[1]
 
+    async def stage(self, version: int) -> WeightUpdate:
+        """Perturb the model and send it beside generation."""
+        perturb(self._trainer.model, "", by=0.02)
+        self._trainer.version = version - 1
+        return await self._trainer.stage(self._trainer.tensors())
+
+    async def break_off(self, version: int) -> None:
+        """Of a sender in a process of its own, which is killed."""
+        await break_off(self.engine, manifest_of(self._trainer.tensors()), version)
+
+    async def reconnect(self) -> None:
+        """As at the start."""
+        self._trainer.close()
+        self._trainer = await Trainer.connect(self._trainer.engines, self._trainer.model)
+
+    def close(self) -> None:
+        """Leave the weight group."""
+        self._trainer.close()
+
     async def kill(self) -> None:
         """SIGKILL of the core."""
         os.kill(self._pid, signal.SIGKILL)
@@ -260,6 +280,7 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
     engine = make_engine(folder / "model", folder / "logs", stream_interval=2)
     await open_all(engine)
     trainer = await Trainer.connect([engine], model)
-    yield VllmSubject(trainer)
-    trainer.close()
+    made = VllmSubject(trainer)
+    yield made
+    made.close()
     await engine.close()

@@ -14,7 +14,7 @@ from typing import Any
 from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from prl.engines import gloo_transfer, vllm_host, vllm_serving
+from prl.engines import gloo_transfer, vllm_host, vllm_reload, vllm_serving
 from tests.engines.vllm_probes import (
     DENY_TWINS,
     FOLDER,
@@ -32,7 +32,7 @@ def main() -> None:
     """Put the probes in place, then be the host."""
     folder = Path(os.environ[FOLDER])
     repack, execute, pause = (
-        gloo_transfer.repack_tied_heads,
+        vllm_reload.repack_tied_heads,
         CPUWorker.execute_model,
         AsyncMPClient.pause_scheduler_async,
     )
@@ -65,7 +65,7 @@ def main() -> None:
         await asked
 
     vllm_serving.stream_params = stream_params
-    gloo_transfer.repack_tied_heads = repack_unless_told
+    vllm_reload.repack_tied_heads = repack_unless_told
     gloo_transfer.has_twin = has_twin_unless_told
     AsyncMPClient.pause_scheduler_async = pause_and_tell
     CPUWorker.execute_model = execute_and_count

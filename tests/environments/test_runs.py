@@ -18,7 +18,7 @@ from prl.config_eval import EvalConfig
 from prl.errors import EngineDeadError
 from prl.failure import FirstFailure
 from prl.journal import read
-from prl.ledger import Member, Played, completion_of, member_of
+from prl.records import Member, Played, completion_of, member_of
 from prl.rollout import Done, Rollout
 from prl.types import Completion, Prompt, Turn
 from tests.factories import make_prompt

@@ -35,9 +35,10 @@ from unittest import mock
 import msgspec
 
 import prl
-from prl import disk, journal, parts, pipeline, virtual_time
+from prl import disk, journal, machinery, pipeline, virtual_time
 from prl.config import Config, EngineConfig, PipelineConfig, RewardConfig, RunConfig, SamplingConfig, TrainerConfig
 from prl.config_eval import EvalConfig
+from prl.config_weights import WeightsConfig
 from prl.engines.simulated import FIRST_VERSION_TOKEN, CallFault, Script, SimulatedEngine, StreamFault
 from prl.errors import WeightSyncError
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
@@ -76,6 +77,7 @@ class Fate:
         """Chance of a fault wherever one may be."""
         self.full_from = draw.uniform(0.0, 6.0) if draw.random() < self.badness else float("inf")
         self.full_until = self.full_from + draw.uniform(0.5, 300.0)
+        self.staged, self.rolling = draw.choice([True, False]), draw.choice([0, 0, 1, 2])
 
     def config(self) -> Config:
         """A short run whose tokens say which version sampled them."""
@@ -89,6 +91,7 @@ class Fate:
             sampling=SamplingConfig(max_tokens=24),
             trainer=TrainerConfig(kind="simulated", max_restarts=6),
             eval=EvalConfig(num_samples=0),
+            weights=WeightsConfig(staged=self.staged, rolling=self.rolling),
             rewards=rewards,
         )
 
@@ -115,7 +118,8 @@ class Fate:
             length_median=8.0,
             tokens="version",
             open_s=draw.uniform(0, 120) if self.happens() else 0.5,
-            load_s=draw.choice([0.0, 0.05]),
+            load_s=draw.choice([0.0, 0.05, 0.5]),
+            stages=self.staged,
             calls=tuple(calls),
             streams=tuple(streams),
             die_at_s=draw.uniform(0, 8) if self.happens() else None,
@@ -194,8 +198,8 @@ def under(fate: Fate) -> Iterator[None]:
 
     entry_points = functools.cache(importlib.metadata.entry_points)
     with (
-        mock.patch.object(parts, "make_engines", make_engines),
-        mock.patch.object(parts, "make_trainer", fate.trainer),
+        mock.patch.object(machinery, "make_engines", make_engines),
+        mock.patch.object(machinery, "make_trainer", fate.trainer),
         mock.patch.object(disk, "_in_thread", write),
         mock.patch.object(asyncio, "to_thread", at_once),
         mock.patch.object(os, "fsync"),

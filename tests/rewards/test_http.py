@@ -222,3 +222,20 @@ async def test_the_example_server() -> None:
         assert await scorer.score(completion("it is 8."), prompt()) == Abstained(reason="reward_abstained")
     (route,) = reward_server.app().router.routes()
     assert route.method == "POST"
+
+
+@pytest.mark.parametrize("status", [401, 200])
+async def test_a_reply_that_repeats_the_key_shows_none_of_it(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """Wherever what is read or shown of a refusal, or of a reply that is not understood, is cut: no part of the key."""
+    for num_digits, padding in ((20, 0), (20, 150), (20, 196), (20, 290), (20, 298), (300, 0)):
+        key = "sk-" + "0123456789" * num_digits
+        monkeypatch.setenv("PRL_TEST_KEY", key)
+
+        async def repeat(request: web.Request, body: Any, padding: int = padding) -> web.Response:
+            said = "x" * padding + request.headers["Authorization"] * 8
+            return web.json_response(said, status=status)
+
+        async with serving(repeat) as service:
+            [verdict] = await score(service, api_key_env="PRL_TEST_KEY")
+        assert isinstance(verdict, ScoringFailed)
+        assert "0123" not in verdict.message

@@ -6,7 +6,9 @@ tensors in ``tensors.safetensors``, each rank its numbers in ``rank-N.json``.
 
 from __future__ import annotations
 
+import errno
 import random
+import resource
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
+from prl.errors import CheckpointError
+from prl.trainer import writing
 from prl.trainer.learner import Learner
 from prl.trainer.loss import Loss
 from prl.types import Batch
@@ -101,6 +105,29 @@ def hybrid(model: Path, folder: Path, numbers: dict[str, Any]) -> dict[str, torc
     return tensors | whole(taken_up._checkpointed(), "hybrid_taken_up")
 
 
+def full_disk(learner: Learner, folder: Path, numbers: dict[str, Any]) -> None:
+    """Saves that the last rank's disk does not take, where that can be mended and where not, and one that it does.
+
+    A limit on the size of files stands in for the disk: a write goes half through, as on a full one.
+    """
+    target, limits = folder / "full" / "step-000003", resource.getrlimit(resource.RLIMIT_FSIZE)
+    found: list[Any] = []
+    for mendable in (True, False):
+        if dist.get_rank() == dist.get_world_size() - 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        writing.MENDABLE = frozenset({errno.EFBIG} if mendable else ())
+        try:
+            fault = learner.save(target, {})
+            found.append(None if fault is None else [fault.errno, fault.strerror])
+        except CheckpointError as error:
+            found.append(str(error))
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        found.append(sorted(path.name for path in target.parent.glob("*")))
+        dist.barrier()
+    found.append(learner.save(target, {"cursor": 1}))
+    numbers["full_disk"] = found
+
+
 def draws() -> list[float]:
     """One number from each generator."""
     return [random.random(), float(np.random.random()), torch.rand(()).item()]  # noqa: NPY002 -- the global ones
@@ -138,6 +165,7 @@ def session(model: Path, folder: Path) -> None:
 
     if num_ranks > 1:
         tensors |= hybrid(model, folder, numbers)
+        full_disk(longer, folder, numbers)
 
     reports = [train(learner, make_batch(step, num_ranks)) for step in range(SAVED_AT)]
     draws()  # so that what is saved is not the state of the seed

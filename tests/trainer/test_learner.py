@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import math
 import os
 import random
@@ -25,7 +26,7 @@ torch: Any = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402 -- after the check for torch
 
 from prl.errors import CheckpointError, TrainerError, WeightSyncError  # noqa: E402
-from prl.trainer import drift  # noqa: E402
+from prl.trainer import checkpoint, drift  # noqa: E402
 from prl.trainer.base import LOG_RATIO_EDGES  # noqa: E402
 from prl.trainer.learner import Learner  # noqa: E402
 from prl.trainer.loss import Loss, LossTerms  # noqa: E402
@@ -582,6 +583,19 @@ def test_a_resumed_run_goes_on_bit_for_bit(request: pytest.FixtureRequest, num_r
 def test_two_ranks_draw_different_numbers(two: Path) -> None:
     """Each rank has random state of its own."""
     assert _numbers(two, 0)["draws"] != _numbers(two, 1)["draws"]
+
+
+def test_a_disk_that_one_rank_cannot_write_to_is_told_to_all(two: Path) -> None:
+    """Field notes G, disk full: both ranks leave the save together, nothing of it is left, and the next is whole."""
+    words, others_words = (_numbers(two, rank)["full_disk"] for rank in (1, 0))
+    for fault, left, refused, left_again, last in (words, others_words):
+        assert (fault[0], left, left_again, last) == (errno.EFBIG, [], [], None)
+        assert f"{two}/full/step-000003 could not be written: " in refused
+    assert (words[0][1], others_words[0][1]) == ("File too large", "")
+    marker = checkpoint.read_marker(two / "full" / "step-000003")
+    checkpoint.verify(two / "full" / "step-000003", marker)
+    assert marker.num_ranks == 2
+    assert {"__0_0.distcp", "__1_0.distcp", "random-00001.msgpack", ".metadata"} <= marker.checksums.keys()
 
 
 def test_another_number_of_ranks_can_resume(models: dict[str, Path], two: Path) -> None:

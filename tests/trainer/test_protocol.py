@@ -31,6 +31,7 @@ MESSAGES = [
     protocol.Ready(ready=TrainerReady(step=0, manifest=[SPEC], state={"a": [1]}, num_parameters=6, memory_bytes=1)),
     protocol.Trained(report=REPORT),
     protocol.Scored(logprobs=[-1.0]),
+    protocol.Written(errno=28, error="No space left on device"),
     protocol.Meeting(address="10.0.0.2", port=4000),
     protocol.Rescored(logprobs=[[-1.0], []]),
     protocol.Done(),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -217,6 +218,19 @@ async def test_a_transfer_that_fails_or_hangs_is_a_weight_sync_error(
     async with played(lambda _: None, tmp_path, weights={"timeout_s": 0.1}) as trainer:
         with pytest.raises(WeightSyncError, match=r"weights\.timeout_s = 0\.1 s"):
             await command(trainer)
+
+
+async def test_what_the_disk_said_to_one_rank_is_raised_and_the_ranks_go_on(tmp_path: Path) -> None:
+    """Field notes G, disk full: an OSError that names the rank, and the next save is asked of the same ranks."""
+    full = protocol.Written(errno=errno.ENOSPC, error="[Errno 28] No space left on device: 'step-000003.partial/a'")
+    replies = iter([protocol.Written(errno=errno.ENOSPC), full, *[protocol.Written()] * 2])
+    async with played(lambda _: next(replies), tmp_path, 2) as trainer:
+        with pytest.raises(
+            OSError, match=r"No space left on device \(trainer rank \d: .*'step-000003.partial/a'\)"
+        ) as said:
+            await trainer.save(tmp_path / "step-000003", {})
+        assert said.value.errno == errno.ENOSPC
+        await trainer.save(tmp_path / "step-000003", {})
 
 
 async def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
