@@ -80,13 +80,14 @@ function figures(answer, tiles) {
     rate = (value) => (value === null ? "–" : compact(value)),
     generated = mean("tokens_generated"),
     idle = mean("engine_busy") === null ? 0 : 1 - mean("engine_busy"),
+    paused = step ? (mean("pause_s") ?? 0) / step : 0,
     waits = step ? (mean("wait_batch_s") ?? 0) / step : 0;
   const who =
     Math.max(waits, idle) < WAITS_FROM
       ? ["nobody", `less than ${percent(WAITS_FROM, 0)} of the time`]
       : waits >= idle
         ? ["the trainer", `${percent(waits, 0)} of its time, for samples`]
-        : ["the engines", `${percent(idle, 0)} of their time, for slots`];
+        : ["the engines", `${percent(idle, 0)} of their time, ${paused > idle / 2 ? "for new weights" : "for slots"}`];
   tiles.set(
     ["Who waits", ...who],
     ["Engines busy", percent(mean("engine_busy"), 0), `${duration(mean("pause_s"))} paused a step`],
