@@ -294,9 +294,11 @@ def test_a_run_that_goes_on_is_followed_until_its_server_is_gone(browser: Browse
             file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
 
     with served(tmp_path) as url:
+        append("evaluations.jsonl", {"step": 20, "complete": False, "reason": "eval.timeout_s = 9", "num_answers": 3})
         visit = Visit(browser, url)
         page = visit.open("live", "/learning")
         expect(page.get_by_text("live", exact=True).last).to_be_visible()
+        expect(page.locator(".figures")).to_contain_text("84.0")
         for step, rest in enumerate(VIEWS):
             visit.go("live", rest)
             append("timeline.jsonl", *later["timeline.jsonl"][11 * step : 11 * step + 11])

@@ -59,7 +59,6 @@ const specsOf = (metrics) => [
     about: "samples of a step, by reason",
     ...SHORT,
     noSmooth: true,
-    absentIs: 0,
     absent: "No sample was dropped.",
     lines: metrics.filter((key) => key.startsWith("dropped_")).map((key) => ({ key, label: words(key.slice(8)) })),
   },
