@@ -64,7 +64,9 @@ def test_what_is_counted_where_it_happened_is_0_elsewhere() -> None:
     """One drop in ten steps is a tenth of one a step, and not one; a count that nobody wrote is none."""
     rows = [{"step": step, **({"dropped_timeout": 1} if step == 3 else {})} for step in range(1, 11)]
     told = series.series(filled(*rows), ["dropped_timeout", "dropped_x"], x="step", first=None, last=None, points=1)
-    curves = {key: [float(curve[which][0]) for which in ("mean", "min", "max")] for key, curve in told["series"].items()}
+    curves = {
+        key: [float(curve[which][0]) for which in ("mean", "min", "max")] for key, curve in told["series"].items()
+    }
     np.testing.assert_equal(curves["dropped_timeout"], [0.1, 0.0, 1.0])
     assert np.isnan(curves["dropped_x"][0])
 
