@@ -23,7 +23,7 @@ from unittest.mock import patch
 import msgspec
 import psutil
 
-from prl import Config, Pipeline, StepReport, parts
+from prl import Config, Pipeline, StepReport, machinery
 from prl.engines.base import Decoding, Engine, EngineStatistics
 from prl.errors import EngineDeadError
 from prl.models import resolve_model
@@ -128,9 +128,9 @@ class KeptEngines:
     async def __aenter__(self) -> Self:
         before = descendants()
         self._own_cores = os.sched_getaffinity(0)
-        transport = parts.transport_of(self._config)
+        transport = machinery.transport_of(self._config)
         model = resolve_model(self._config.model)
-        self._engines = parts.make_engines(self._config, model, Path(self._folder.name), transport)
+        self._engines = machinery.make_engines(self._config, model, Path(self._folder.name), transport)
         async with asyncio.TaskGroup() as opening:
             for engine in self._engines:
                 opening.create_task(engine.open())
@@ -156,7 +156,7 @@ class KeptEngines:
             config, engine={"count": self._layout.num_engines}, trainer={"num_ranks": self._layout.num_ranks}
         )
         engines, before = self.kept(config.engine.max_num_seqs), descendants()
-        with tempfile.TemporaryDirectory() as folder, patch.object(parts, "make_engines", lambda *_: engines):
+        with tempfile.TemporaryDirectory() as folder, patch.object(machinery, "make_engines", lambda *_: engines):
             async with Pipeline(config, run_dir=Path(folder) / "run") as pipeline:
                 if self._layout.trainer_cores is not None:
                     pin({os.getpid(), *(descendants() - before)}, self._layout.trainer_cores)

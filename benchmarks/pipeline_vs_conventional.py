@@ -162,7 +162,7 @@ async def measure_all(plan: Plan) -> dict[str, Any]:
                     seeded = msgspec.structs.replace(setting.applied(config), seed=repeat)
                     num_steps = setting.num_steps(plan.num_steps)
                     reports = await engines.run(seeded, num_steps)
-                    runs[setting].append(_summary(reports, setting.skipped(num_steps)))
+                    runs[setting].append(summary(reports, setting.skipped(num_steps)))
                     print(f"{setting.name:40} {runs[setting][-1]['samples_per_s']:8.1f} samples/s", flush=True)
     rows = []
     for setting, results in runs.items():
@@ -217,8 +217,9 @@ async def _alone(
     )
     costs = model.Costs(
         decode_s=decode,
-        train_fixed_s=training["fixed_s"] + max(0.0, between_s - pause_s),
+        train_fixed_s=training["fixed_s"],
         train_token_s=training["token_s"],
+        update_s=max(0.0, between_s - pause_s),
         pause_s=pause_s,
         num_engines=layout.num_engines,
         num_ranks=layout.num_ranks,
@@ -247,10 +248,15 @@ def lengths_of(groups: Sequence[Group]) -> tuple[list[list[int]], float]:
     return lengths, statistics.fmean(len(group.prompt.token_ids) for group in groups)
 
 
-def _summary(reports: list[StepReport], skipped: int) -> dict[str, Any]:
+def summary(reports: list[StepReport], skipped: int) -> dict[str, Any]:
     """The figures of one run, its first steps left out of the rates."""
     counted = reports[skipped:]
     seconds = sum(report.time_s for report in counted)
+
+    def busy(shares: list[float]) -> float:
+        """Over the time of all steps: the first step of a round takes most of it, and its trainer waits."""
+        return sum(share * report.time_s for share, report in zip(shares, counted, strict=True)) / seconds
+
     times = np.cumsum([report.time_s for report in reports])
     samples = np.cumsum([report.samples for report in reports])
     return {
@@ -259,8 +265,8 @@ def _summary(reports: list[StepReport], skipped: int) -> dict[str, Any]:
         "lag_mean": statistics.fmean(report.lag_mean for report in counted),
         "lag_max": max(report.lag_max for report in counted),
         "reward_last": statistics.fmean(report.reward_mean for report in reports[-len(reports) // 4 :]),
-        "trainer_busy": statistics.fmean(report.trainer_busy for report in counted),
-        "engine_busy": statistics.fmean(report.engine_busy for report in counted),
+        "trainer_busy": busy([report.trainer_busy for report in counted]),
+        "engine_busy": busy([report.engine_busy for report in counted]),
         "wait_batch_s": statistics.fmean(report.wait_batch_s for report in counted),
         "pause_s": statistics.fmean(report.pause_s for report in counted),
         "length_mean": statistics.fmean(report.length_mean for report in counted),

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 from kept_engines import KeptEngines, Layout, descendants, pin, with_tables
 
-from prl import Config, Group, Prompt, parts
+from prl import Config, Group, Prompt, machinery, parts
 from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
 from prl.models import resolve_model
@@ -104,7 +104,7 @@ async def train_seconds(config: Config, layout: Layout, batches: Sequence[Batch]
     config = with_tables(config, trainer={"num_ranks": layout.num_ranks})
     spent: list[tuple[int, float, int, int]] = []
     with tempfile.TemporaryDirectory() as folder:
-        trainer = parts.make_trainer(config, resolve_model(config.model), Path(folder), None)
+        trainer = machinery.make_trainer(config, resolve_model(config.model), Path(folder), None)
         before = descendants()
         try:
             await trainer.open()

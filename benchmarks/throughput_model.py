@@ -5,12 +5,14 @@ is at h sequences, and what it costs to train a token. Here the same two numbers
 schedule is played step by step, since slots that are taken in order of admission have no closed form:
 
 - a decode step of all engines takes c(h / engines) seconds with h sequences in flight, and gives each of them a token;
-- a training step takes a fixed time and a time per token; then the engines stand still for the update;
+- a training step takes a fixed time and a time per token;
+- an update of the weights keeps the trainer for a while in which the engines go on, then they stand still for it. It
+  comes after each step, in rounds after the last one of a round;
 - in a split both run at full speed side by side; sharing, E engines and R ranks get the cores there are between them.
 
-Invariant: nothing here looks at the runs that it predicts. Besides the two costs it is given the pause, the
-controller's seconds between two steps (a part of a training step's fixed time) and the lengths, all from one short run
-of the layout that is not among them.
+Invariant: nothing here looks at the runs that it predicts. Besides the two costs it is given the pause, the other
+seconds between two steps that have an update between them, and the lengths, all from one short run of the layout that
+is not among them.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one decode step, by sequences per engine, with every engine at work."""
     train_fixed_s: float
     train_token_s: float
+    update_s: float
+    """Of the trainer for an update of the weights, while the engines go on: what passes between two steps."""
     pause_s: float
-    """From the end of a training step until the engines go on."""
+    """In which the engines stand still for an update."""
     num_engines: int
     num_ranks: int
     num_cores: int
@@ -47,9 +51,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         known = float(np.interp(each, sizes, [self.decode_s[size] for size in sizes]))
         return known * max(1.0, each / sizes[-1])
 
-    def train(self, num_tokens: float) -> float:
-        """One training step."""
-        return self.train_fixed_s + self.train_token_s * num_tokens
+    def train(self, num_tokens: float, *, then_updates: bool) -> float:
+        """One training step, and the update behind it where there is one."""
+        return self.train_fixed_s + self.train_token_s * num_tokens + then_updates * self.update_s
 
     def speeds(self, *, generating: bool, training: bool) -> tuple[float, float]:
         """Of the engines and of the trainer, against each alone."""
@@ -166,7 +170,9 @@ class _Play:
         lag = self._version - versions
         self._lags.append((float((lag * by_version).sum() / num_tokens), int(lag[by_version > 0].max())))
         num_samples = schedule.groups_per_step * schedule.group_size
-        self._training_left_s = self._costs.train(num_tokens + num_samples * self._prompt_tokens)
+        self._training_left_s = self._costs.train(
+            num_tokens + num_samples * self._prompt_tokens, then_updates=self._steps_left_of_round == 1
+        )
 
     def _ready(self) -> list[int]:
         if not self._schedule.in_order:

@@ -44,7 +44,7 @@ import harness
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from prl import parts
+from prl import machinery, parts
 from prl.config import Config
 from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
@@ -247,8 +247,8 @@ def one_batch(step: int) -> Batch:
 @asynccontextmanager
 async def opened(config: Config, model: str, folder: Path) -> AsyncIterator[Pair]:
     """Start both sides; end every process."""
-    pool = EnginePool(parts.make_engines(config, model, folder, "gloo"), config.engine, gate_timeout_s=TIMEOUT_S)
-    trainer = parts.make_trainer(config, model, folder, None)
+    pool = EnginePool(machinery.make_engines(config, model, folder, "gloo"), config.engine, gate_timeout_s=TIMEOUT_S)
+    trainer = machinery.make_trainer(config, model, folder, None)
     try:
         ready = (await together({}, "start", trainer=trainer.open, engines=pool.open))["trainer"]
         yield Pair(config, trainer, pool, ready.manifest)

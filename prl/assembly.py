@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from prl import journal, parts
+from prl import journal, machinery, parts
 from prl.config import Config
 from prl.controller import Controller
 from prl.environments.base import Environment
@@ -129,7 +129,7 @@ class Assembly:
         await self._scorer.__aenter__()
         stack.push_async_callback(closed, self._scorer.__aexit__, None, None, None)
         play = await stack.enter_async_context(playing(self._config, self._environment, self._tokenizer))
-        transport = await asyncio.to_thread(parts.transport_of, self._config)
+        transport = await asyncio.to_thread(machinery.transport_of, self._config)
         fleet = self._overview.fleet = Fleet(
             self._config,
             self._model,
@@ -141,7 +141,7 @@ class Assembly:
         )
         stack.push_async_callback(fleet.close)
         self._scorer.hold_while_paused(fleet.engines.deadlines)
-        self._overview.begins(f"starting {parts.describe(self._config)}")
+        self._overview.begins(f"starting {machinery.describe(self._config)}")
         wired = self._wire(fleet, await fleet.open(), play)
         self._controller = self._overview.controller = wired.controller
         return wired

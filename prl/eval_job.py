@@ -18,7 +18,7 @@ import msgspec
 from rich.console import RenderableType
 from rich.table import Table
 
-from prl import log, parts, preflight
+from prl import log, machinery, parts, preflight
 from prl.config import Config, EngineConfig, TrainerConfig
 from prl.config_data import READ_FROM_PATH
 from prl.data.opening import name_of, source_tables
@@ -106,10 +106,10 @@ class EvalJob:
             tokenizer = await asyncio.to_thread(Tokenizer.load, model)
             prompts = await asyncio.to_thread(self._held_out, tokenizer)
             await stack.enter_async_context(self._scorer)
-            engines = parts.make_engines(config, model, folder, parts.transport_of(config))
+            engines = machinery.make_engines(config, model, folder, machinery.transport_of(config))
             pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
             stack.push_async_callback(pool.close)
-            line.stage(f"starting {parts.describe_engines(config)}")
+            line.stage(f"starting {machinery.describe_engines(config)}")
             await pool.open()
             play = await stack.enter_async_context(playing(config, self._environment, tokenizer))
             rollout = parts.make_rollout(config, pool, self._scorer, tokenizer, FirstFailure(), play=play)

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from prl import parts, preflight
+from prl import machinery, preflight
 from prl.config import Config
 from prl.deadlines import awake_timeout
 from prl.engines.pool import EnginePool
@@ -65,19 +65,21 @@ class Fleet:
         self.transport, self._timeout_s = transport, config.weights.timeout_s
         self.manifest: list[TensorSpec] = []
         self.engines = EnginePool(
-            parts.make_engines(config, model, run_dir, transport),
+            machinery.make_engines(config, model, run_dir, transport),
             config.engine,
             gate_timeout_s=config.weights.timeout_s,
             rolling=config.weights.rolling,
-            staged=parts.is_staged(config, transport),
-            remake=lambda index, place: parts.make_engine(config, model, run_dir, transport, index=index, place=place),
-            places=parts.places_of(config),
+            staged=machinery.is_staged(config, transport),
+            remake=lambda index, place: machinery.make_engine(
+                config, model, run_dir, transport, index=index, place=place
+            ),
+            places=machinery.places_of(config),
             timeline=timeline,
         )
         self._config = config
         self._adding = asyncio.Lock()
         self.trainer = KeptTrainer(
-            lambda folder: parts.make_trainer(config, model, run_dir, folder),
+            lambda folder: machinery.make_trainer(config, model, run_dir, folder),
             resume,
             newest_checkpoint=lambda: _newest_checkpoint(run_dir / "checkpoints"),
             replay=replay,

@@ -1,16 +1,15 @@
-"""Which class stands for which word of the configuration; heavy modules are imported only where they are chosen."""
+"""Which class stands for which word of the configuration, of what the controller is made of.
+
+Engines and trainer, and where they run, are chosen in ``machinery.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import os
 import statistics
-import sys
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from typing import Literal
 
+from prl import machinery
 from prl.advantage import ADVANTAGES
 from prl.batch import make_batch
 from prl.buffer import Buffer
@@ -18,159 +17,33 @@ from prl.config import Config
 from prl.config_algorithm import is_own
 from prl.config_environment import SINGLE_TURN
 from prl.controller import Pacing
-from prl.engines.base import Decoding, Engine
+from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
-from prl.engines.seat import Place
 from prl.environments.base import Environment, make_environment
 from prl.environments.episodes import Door, Episodes, GroupJudge, Judge, group_judged_with, judged_with
 from prl.environments.history import rewritten_history
 from prl.environments.session import Limits
-from prl.errors import ConfigError, MissingExtraError
+from prl.errors import ConfigError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
 from prl.evaluator import Evaluate
 from prl.failure import FirstFailure
 from prl.governor import Governor
 from prl.log import get_logger
-from prl.memory import gpu_memory
 from prl.metrics import StepReport
 from prl.records import Played, Proven, Sampled, Unproven
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer, labels_of
 from prl.rollout import Play, Rollout
-from prl.servers import make_server, same_form
 from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
-from prl.trainer.base import ExaminedTrainer, Trainer
+from prl.trainer.base import Trainer
 from prl.types import Batch, Group, Prompt, TensorSpec
 
 EXACT_TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.15
 """Accepted difference of log-probabilities between engine and trainer: the largest in float32, else the mean."""
 
 log = get_logger(__name__)
-EngineKind = Literal["vllm", "transformers", "server", "simulated"]
-
-
-def installed(package: str) -> bool:
-    """Whether ``package`` can be imported, without importing it."""
-    return importlib.util.find_spec(package) is not None
-
-
-def engine_kind(config: Config) -> tuple[EngineKind, str]:
-    """The engine that runs, and why: ``auto`` takes vLLM where it is installed."""
-    kind = config.engine.kind
-    if kind != "auto":
-        if kind == "vllm" and not installed("vllm"):
-            raise MissingExtraError("vllm", "vllm", 'engine.kind = "vllm"')
-        return kind, "as configured"
-    if installed("vllm"):
-        return "vllm", "vLLM is installed"
-    where = "is not made for this system" if sys.platform == "darwin" else "is not installed"
-    return "transformers", f"vLLM {where}, so transformers' continuous batching generates"
-
-
-def make_engines(config: Config, model: str, run_dir: Path, transport: str) -> list[Engine]:
-    """The engines of ``[engine]``, not opened."""
-    return [
-        make_engine(config, model, run_dir, transport, index=index, place=place)
-        for index, place in enumerate(places_of(config))
-    ]
-
-
-def places_of(config: Config) -> list[Place]:
-    """Where each engine of ``[engine]`` computes."""
-    return [*range(config.engine.num_local), *map(same_form, config.engine.servers)]
-
-
-def make_engine(
-    config: Config, model: str, run_dir: Path, transport: str, *, index: int, place: Place | None = None
-) -> Engine:
-    """One engine, not opened: ``index`` names and seeds it, ``place`` (absent: the same) is where it computes."""
-    if isinstance(place, str):
-        return make_server(config, model, transport, index=index, address=place)
-    kind, _ = engine_kind(config)
-    logs, place = run_dir / "logs", index if place is None else place
-    if kind == "vllm":
-        from prl.engines.vllm import VllmEngine  # noqa: PLC0415 -- only where it is chosen
-
-        available = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
-        cores = engine_cores(config, available)
-        return VllmEngine(
-            index=index,
-            model=model,
-            config=config.engine,
-            transport=transport,
-            seed=config.seed,
-            log_dir=logs,
-            cores=cores[place] if place < len(cores) else None,
-            devices=engine_devices(config, place),
-        )
-    if kind == "transformers":
-        from prl.engines.transformers import TransformersEngine  # noqa: PLC0415 -- only where it is chosen
-
-        (device,) = engine_devices(config, place)
-        return TransformersEngine(
-            index=index, model=model, config=config.engine, seed=config.seed, log_dir=logs, device=device
-        )
-    from prl.engines.simulated import Script, SimulatedEngine  # noqa: PLC0415 -- only where it is chosen
-
-    return SimulatedEngine(index=index, max_num_seqs=config.engine.max_num_seqs, script=Script(), seed=config.seed)
-
-
-def engine_devices(config: Config, place: int) -> list[int]:
-    """The GPUs of the engine at ``place``: in order, those of the trainer's ranks (``launch.py``) left out."""
-    size, first = config.engine.tensor_parallel_size, place * config.engine.tensor_parallel_size
-    if place >= config.engine.num_local and config.trainer.device != "cpu":
-        first += config.trainer.num_local_ranks
-    return list(range(first, first + size))
-
-
-def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None) -> ExaminedTrainer:
-    """The trainer of ``[trainer]``, not opened."""
-    if config.trainer.kind == "simulated":
-        from prl.trainer.simulated import SimulatedTrainer  # noqa: PLC0415 -- only where it is chosen
-
-        return SimulatedTrainer(resume_from=resume)
-    from prl.trainer.remote import FsdpTrainer  # noqa: PLC0415 -- only where it is chosen
-
-    return FsdpTrainer(config, model, run_dir, resume)
-
-
-def transport_of(config: Config) -> str:
-    """The weight transport: ``auto`` is nccl where vLLM and the trainer have GPUs of their own, gloo elsewhere.
-
-    Of ranks on other machines it is known by ``trainer.device = "cuda"`` alone.
-    Adapters alone can only be merged by prl's own receivers, which are gloo's.
-    """
-    if config.weights.transport != "auto":
-        return config.weights.transport
-    if config.lora.publish == "adapters":
-        return "gloo"
-    kind, _ = engine_kind(config)
-    if config.trainer.kind == "simulated" or config.trainer.device == "cpu" or kind not in {"vllm", "server"}:
-        return "gloo"
-    if config.trainer.launch == "external" and config.trainer.device != "cuda":
-        return "gloo"
-    wanted = config.engine.num_local * config.engine.tensor_parallel_size + config.trainer.num_local_ranks
-    return "nccl" if len(gpu_memory()) >= wanted else "gloo"
-
-
-def is_staged(config: Config, transport: str) -> bool:
-    """Whether engines receive an update beside generation: vLLM's own nccl backend receives into place."""
-    return config.weights.staged and transport == "gloo"
-
-
-def engine_cores(config: Config, cores: list[int]) -> list[list[int] | None]:
-    """Which of ``cores`` each engine computes on: an even share of those that controller and ranks leave.
-
-    None each where that is less than one a worker: then all share, and the kernel decides.
-    """
-    spare = cores[1 + config.trainer.num_local_ranks :]
-    num_engines = config.engine.num_local
-    share = len(spare) // max(1, num_engines)
-    if share < config.engine.tensor_parallel_size:
-        return [None] * num_engines
-    return [spare[index * share : (index + 1) * share] for index in range(num_engines)]
 
 
 def is_exact(config: Config) -> bool:
@@ -280,7 +153,7 @@ def make_sync(
         gap_of=gap_of(config),
         timeout_s=config.weights.timeout_s,
         verify_every=config.weights.verify_every,
-        staged=is_staged(config, transport),
+        staged=machinery.is_staged(config, transport),
         lock=engines.seats.transfers,
         join=join,
         mend=mend,
@@ -419,20 +292,3 @@ def batch_maker(config: Config) -> Callable[[int, list[Group]], Awaitable[Batch]
         )
 
     return make
-
-
-def describe(config: Config) -> str:
-    """What is started, in a few words, and why this kind of engine."""
-    return f"{describe_engines(config)} and {_count(config.trainer.num_ranks, 'trainer rank')}"
-
-
-def describe_engines(config: Config) -> str:
-    """The engines alone."""
-    kind, why = engine_kind(config)
-    num_local, num_servers = config.engine.num_local, len(config.engine.servers)
-    local = [f"{_count(num_local, f'{kind} engine')} ({why})"] if num_local else []
-    return " and ".join([*local, *([_count(num_servers, "server")] if num_servers else [])])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -19,8 +19,9 @@ from prl.data.opening import source_tables
 from prl.environments.base import REGISTRY as ENVIRONMENTS
 from prl.environments.history import rewritten_history
 from prl.errors import ConfigError, MissingExtraError, RefusedError
+from prl.machinery import engine_kind, installed, transport_of
 from prl.models import local_folder, resolve_model
-from prl.parts import engine_kind, environment_of, installed, make_scorer, transport_of
+from prl.parts import environment_of, make_scorer
 from prl.preflight_model import Finding, check_context, gib, look_at_model, need_of
 from prl.rewards.base import REGISTRY
 from prl.trackers.base import check_trackers

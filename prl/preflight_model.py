@@ -12,8 +12,8 @@ import msgspec
 from prl import memory
 from prl.config import Config
 from prl.errors import ConfigError
+from prl.machinery import is_staged, transport_of
 from prl.models import local_folder, resolve_model
-from prl.parts import is_staged, transport_of
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):

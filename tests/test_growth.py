@@ -22,10 +22,10 @@ import msgspec
 import pytest
 
 import prl
-from prl import disk, parts, virtual_time
+from prl import disk, machinery, virtual_time
 from prl.config import Config, EngineConfig, RunConfig, TrainerConfig
 from prl.config_eval import EvalConfig
-from prl.engines import seats
+from prl.engines import lives
 from prl.engines.simulated import Script, SimulatedEngine
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
 from tests.test_pipeline import simulated
@@ -51,12 +51,12 @@ class Mortals:
         self.num_made = 0
 
     def engine(self, *_: Any, index: int, **__: Any) -> SimulatedEngine:
-        """Stand in for ``parts.make_engine``."""
+        """Stand in for ``machinery.make_engine``."""
         script = Script(open_s=0.2, die_at_s=self._random.uniform(0.3, 1.2))
         return self._born(SimulatedEngine(index=index, max_num_seqs=8, script=script, seed=0))
 
     def trainer(self, _: Config, __: str, ___: Path, resume: Path | None) -> SimulatedTrainer:
-        """Stand in for ``parts.make_trainer``."""
+        """Stand in for ``machinery.make_trainer``."""
         script = TrainerScript(open_s=0.2, die_at_s=self._random.uniform(5.0, 20.0))
         return self._born(SimulatedTrainer(publish_s=0.05, resume_from=resume, script=script))
 
@@ -81,9 +81,9 @@ async def at_once(work: Callable[..., Any], *arguments: Any, **named: Any) -> An
 def mortals(monkeypatch: pytest.MonkeyPatch) -> Mortals:
     """The engines and trainers of the test."""
     made = Mortals(seed=0)
-    monkeypatch.setattr(parts, "make_engine", made.engine)
-    monkeypatch.setattr(parts, "make_trainer", made.trainer)
-    monkeypatch.setattr(seats, "LAST_BACK_OFF_S", 0.5)
+    monkeypatch.setattr(machinery, "make_engine", made.engine)
+    monkeypatch.setattr(machinery, "make_trainer", made.trainer)
+    monkeypatch.setattr(lives, "LAST_BACK_OFF_S", 0.5)
     monkeypatch.setattr(disk, "_in_thread", at_once)  # a thread takes its time on a busy machine
     monkeypatch.setattr(asyncio, "to_thread", at_once)
     monkeypatch.setattr(os, "fsync", lambda _: None)

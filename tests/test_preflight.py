@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from prl import memory, parts, preflight
+from prl import machinery, memory, preflight
 from prl.config import Config
 from prl.data import source
 from prl.errors import ConfigError, MissingExtraError
@@ -154,7 +154,7 @@ def test_gpus_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_engine_that_is_not_installed_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` falls back and says so; asking for vLLM by name does not."""
-    monkeypatch.setattr(parts, "installed", lambda package: package != "vllm")
+    monkeypatch.setattr(machinery, "installed", lambda package: package != "vllm")
     model = make_model_folder(tmp_path)
     with pytest.raises(MissingExtraError, match=r"prl-train\[vllm\]"):
         preflight.before_start(config(model, engine={"kind": "vllm"}))

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import prl
-from prl import parts
+from prl import machinery
 from prl.config_control import ControlConfig
 from prl.control import address as control_file
 from prl.engines.simulated import Script, SimulatedEngine
@@ -77,7 +77,7 @@ async def test_a_run_answers_while_it_starts_and_while_it_trains(
     def make(*_: Any, index: int, **__: Any) -> SimulatedEngine:
         return Asked(index=index, max_num_seqs=8, script=Script(), seed=0)
 
-    monkeypatch.setattr(parts, "make_engine", make)
+    monkeypatch.setattr(machinery, "make_engine", make)
     async with prl.Pipeline(simulated(control=ControlConfig()), run_dir=run) as pipeline:
         await take_steps(pipeline, 1)
         status, answer = await asyncio.to_thread(ask, run, "/status")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import prl
-from prl import parts
+from prl import machinery
 from prl.config import Config, EngineConfig, EvalConfig, PipelineConfig, RewardConfig, RunConfig
 from prl.engines.simulated import Script, SimulatedEngine, StreamFault
 from prl.run_folder import RunFolder
@@ -49,8 +49,8 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
         def make_trainer(*arguments: Any) -> SimulatedTrainer:
             return SimulatedTrainer(script=trainer, resume_from=arguments[-1])
 
-        monkeypatch.setattr(parts, "make_engine", make_engine)
-        monkeypatch.setattr(parts, "make_trainer", make_trainer)
+        monkeypatch.setattr(machinery, "make_engine", make_engine)
+        monkeypatch.setattr(machinery, "make_trainer", make_trainer)
 
     return break_
 

@@ -124,8 +124,8 @@ def _add(run: Client, arguments: argparse.Namespace) -> None:
 
 def _command(arguments: argparse.Namespace) -> None:
     from prl.engines import server_command  # noqa: PLC0415 - --help stays quick
+    from prl.machinery import transport_of  # noqa: PLC0415 - the same
     from prl.models import resolve_model  # noqa: PLC0415 - the same
-    from prl.parts import transport_of  # noqa: PLC0415 - the same
     from prl.settings import load_config  # noqa: PLC0415 - the same
 
     config = load_config(arguments.config, arguments.overrides)

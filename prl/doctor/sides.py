@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from prl import parts
+from prl import machinery
 from prl.config import Config
 from prl.doctor.evidence import Sampled
 from prl.doctor.examine import Stage
@@ -142,12 +142,12 @@ async def live_sides(
     servers = [] if config.engine.num_local else config.engine.servers[:1]
     engine = msgspec.structs.replace(config.engine, count=1, servers=servers)
     config = msgspec.structs.replace(config, engine=engine, kl=kl)
-    transport = await asyncio.to_thread(parts.transport_of, config)
-    engines: list[Engine] = parts.make_engines(config, model, logs, transport)
+    transport = await asyncio.to_thread(machinery.transport_of, config)
+    engines: list[Engine] = machinery.make_engines(config, model, logs, transport)
     pool = EnginePool(engines, config.engine, gate_timeout_s=config.weights.timeout_s)
-    trainer = parts.make_trainer(config, model, logs, None)
+    trainer = machinery.make_trainer(config, model, logs, None)
     try:
-        on_stage(f"starting {parts.describe(config)}")
+        on_stage(f"starting {machinery.describe(config)}")
         opened = await together_as_it_was("start", trainer=trainer.open, engines=pool.open)
         on_stage("joining engine and trainer, sending the first weights")
         timeout_s = config.weights.timeout_s
@@ -171,7 +171,7 @@ async def live_sides(
             tolerance=math.inf,
             timeout_s=timeout_s,
             verify_every=0,
-            staged=parts.is_staged(config, transport),
+            staged=machinery.is_staged(config, transport),
         )
         await sync.push(0)
         tensors = [spec.name for spec in manifest]

@@ -68,7 +68,7 @@ def test_every_name_that_a_benchmark_takes_exists(script: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "missing"),
     [
-        ("from prl import parts\nparts.make_engines\nparts.make_nothing()", ["prl.parts.make_nothing"]),
+        ("from prl import parts\nparts.make_buffer\nparts.make_nothing()", ["prl.parts.make_nothing"]),
         ("from prl.engines.base import Decoding, Nothing", ["prl.engines.base.Nothing"]),
         ("import throughput_model as model\nmodel.Costs\nmodel.Nothing", ["throughput_model.Nothing"]),
         ("from prl import Config, nothing", ["prl.nothing"]),

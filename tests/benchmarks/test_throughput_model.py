@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -11,16 +12,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "benchmarks"))
 
 import harness
 from curves import best_at, compare, compared
-from pipeline_vs_conventional import lengths_of
+from pipeline_vs_conventional import lengths_of, summary
 from throughput_model import NUM_STEPS, SKIPPED, Costs, Schedule, play
 
 from prl.types import Completion, Group, Prompt, Score
 
-STEP_S, TRAIN_S, PAUSE_S, LENGTH, GROUP = 0.01, 0.3, 0.05, 40, 4
+STEP_S, TRAIN_S, UPDATE_S, PAUSE_S, LENGTH, GROUP = 0.01, 0.2, 0.1, 0.05, 40, 4
 COSTS = Costs(
     decode_s={1: STEP_S, 1000: STEP_S},
     train_fixed_s=TRAIN_S,
     train_token_s=0.0,
+    update_s=UPDATE_S,
     pause_s=PAUSE_S,
     num_engines=1,
     num_ranks=1,
@@ -38,9 +40,9 @@ def conventional(rounds: int) -> Schedule:
 
 @pytest.mark.parametrize("rounds", [1, 4, 10])
 def test_taking_turns_takes_the_sum_of_both(rounds: int) -> None:
-    """A round decodes its longest sequence and then trains G times; its tokens lag 0 to G - 1 steps."""
+    """A round decodes its longest sequence, trains G times and updates once; its tokens lag 0 to G - 1 steps."""
     found = play(COSTS, conventional(rounds), EQUAL, 0.0)
-    seconds = LENGTH * STEP_S + rounds * TRAIN_S + PAUSE_S
+    seconds = LENGTH * STEP_S + rounds * TRAIN_S + UPDATE_S + PAUSE_S
     assert found["samples_per_s"] == pytest.approx(2 * GROUP * rounds / seconds, rel=0.02)
     assert found["lag_max"] == rounds - 1
     assert found["lag_mean"] == pytest.approx((rounds - 1) / 2)
@@ -49,8 +51,10 @@ def test_taking_turns_takes_the_sum_of_both(rounds: int) -> None:
 def test_a_pipeline_is_as_fast_as_its_slower_stage() -> None:
     """With enough slots the trainer never waits; with few streams it waits for them."""
     schedule = Schedule(groups_per_step=2, group_size=GROUP, num_slots=12, in_order=True)
-    assert play(COSTS, schedule, EQUAL, 0.0)["samples_per_s"] == pytest.approx(8 / (TRAIN_S + PAUSE_S), rel=0.03)
-    quick = msgspec.structs.replace(COSTS, train_fixed_s=0.01, pause_s=0.0)
+    assert play(COSTS, schedule, EQUAL, 0.0)["samples_per_s"] == pytest.approx(
+        8 / (TRAIN_S + UPDATE_S + PAUSE_S), rel=0.03
+    )
+    quick = msgspec.structs.replace(COSTS, train_fixed_s=0.01, update_s=0.0, pause_s=0.0)
     few = msgspec.structs.replace(schedule, max_streams=8)
     assert play(quick, few, EQUAL, 0.0)["samples_per_s"] == pytest.approx(8 / (LENGTH * STEP_S), rel=0.03)
 
@@ -124,6 +128,18 @@ def test_lengths_are_those_of_every_completion_of_a_group() -> None:
         for number, lengths in enumerate([(3, 90), (1, 2)])
     ]
     assert lengths_of(groups) == ([[3, 90], [1, 2]], 3.0)
+
+
+def test_busy_shares_are_of_the_time_of_all_steps() -> None:
+    """A step of 9 s with the trainer idle and one of 1 s with it busy are a tenth, and not half."""
+    nothing = {"samples": 1, "ess": 1.0, "lag_mean": 0.0, "lag_max": 0, "reward_mean": 0.0, "wait_batch_s": 0.0}
+    nothing |= {"pause_s": 0.0, "length_mean": 1.0}
+    steps: list[Any] = [
+        SimpleNamespace(time_s=time_s, trainer_busy=busy, engine_busy=1.0 - busy, **nothing)
+        for time_s, busy in [(5.0, 0.5), (9.0, 0.0), (1.0, 1.0)]
+    ]
+    found = summary(steps, 1)
+    assert (found["trainer_busy"], found["engine_busy"]) == (pytest.approx(0.1), pytest.approx(0.9))
 
 
 def completion(length: int) -> Completion:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import prl
-from prl import journal, parts, virtual_time
+from prl import journal, machinery, virtual_time
 from prl.config import Config, EngineConfig, PipelineConfig, RunConfig
 from prl.config_weights import WeightsConfig
 from prl.engines.simulated import CallFault, Script, SimulatedEngine, StreamFault
@@ -41,7 +41,7 @@ class Scripts:
         self.made: list[SimulatedEngine] = []
 
     def make(self, *_: Any, index: int, **__: Any) -> SimulatedEngine:
-        """Stand in for ``parts.make_engine``."""
+        """Stand in for ``machinery.make_engine``."""
         return self._make(index)
 
     def _make(self, index: int) -> SimulatedEngine:
@@ -56,7 +56,7 @@ class Scripts:
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Scripts:
     """The engines of the test."""
     made = Scripts()
-    monkeypatch.setattr(parts, "make_engine", made.make)
+    monkeypatch.setattr(machinery, "make_engine", made.make)
     return made
 
 

@@ -35,7 +35,7 @@ from unittest import mock
 import msgspec
 
 import prl
-from prl import disk, journal, parts, pipeline, virtual_time
+from prl import disk, journal, machinery, pipeline, virtual_time
 from prl.config import Config, EngineConfig, PipelineConfig, RewardConfig, RunConfig, SamplingConfig, TrainerConfig
 from prl.config_eval import EvalConfig
 from prl.config_weights import WeightsConfig
@@ -198,8 +198,8 @@ def under(fate: Fate) -> Iterator[None]:
 
     entry_points = functools.cache(importlib.metadata.entry_points)
     with (
-        mock.patch.object(parts, "make_engines", make_engines),
-        mock.patch.object(parts, "make_trainer", fate.trainer),
+        mock.patch.object(machinery, "make_engines", make_engines),
+        mock.patch.object(machinery, "make_trainer", fate.trainer),
         mock.patch.object(disk, "_in_thread", write),
         mock.patch.object(asyncio, "to_thread", at_once),
         mock.patch.object(os, "fsync"),

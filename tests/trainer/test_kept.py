@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import prl
-from prl import journal, parts, virtual_time
+from prl import journal, machinery, virtual_time
 from prl.config import Config, PipelineConfig, RunConfig, TrainerConfig
 from prl.engines.base import Decoding
 from prl.engines.simulated import Script, SimulatedEngine
@@ -66,8 +66,8 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[TrainerScript]:
     def make(_: Config, __: str, ___: Path, resume: Path | None) -> SimulatedTrainer:
         return SimulatedTrainer(publish_s=0.3, resume_from=resume, script=left.pop(0) if left else TrainerScript())
 
-    monkeypatch.setattr(parts, "make_trainer", make)
-    monkeypatch.setattr(parts, "make_engines", lambda *_: [PunctualEngine(index) for index in range(2)])
+    monkeypatch.setattr(machinery, "make_trainer", make)
+    monkeypatch.setattr(machinery, "make_engines", lambda *_: [PunctualEngine(index) for index in range(2)])
     return left
 
 
@@ -159,7 +159,7 @@ def test_streams_wait_for_a_slow_restart(
 ) -> None:
     """Engines whose load was half done stand still for ten minutes; the prompts under way are answered after it."""
     config = config_of(max_lag=3)
-    monkeypatch.setattr(parts, "make_engines", lambda *_: [PunctualEngine(index, base_s=0.2) for index in range(2)])
+    monkeypatch.setattr(machinery, "make_engines", lambda *_: [PunctualEngine(index, base_s=0.2) for index in range(2)])
     pipeline = msgspec.structs.replace(config.pipeline, rollout_timeout_s=100.0)
     scripts += [dies_in("publish", 2), SLOW]
     virtual_time.run(whole(tmp_path / "run", msgspec.structs.replace(config, pipeline=pipeline)))
@@ -244,7 +244,7 @@ def test_engines_that_are_back_have_time_to_join_a_trainer_that_is_not(
         dies = Script(base_s=0.01, die_at_s=3.0) if len(made) <= 2 else Script(base_s=0.01)
         return SimulatedEngine(index=index, max_num_seqs=8, script=dies, seed=0)
 
-    monkeypatch.setattr(parts, "make_engine", make_engine)
+    monkeypatch.setattr(machinery, "make_engine", make_engine)
     scripts += [TrainerScript(die_at_s=3.0), TrainerScript(open_s=90.0)]
     config = config_of(max_lag=1)
     engine = msgspec.structs.replace(config.engine, recovery_timeout_s=30.0)

@@ -2,6 +2,7 @@
 
 With r = ref / pi at a token (J. Schulman, "Approximating KL divergence", 2020): k1 = -log r is unbiased, k2 =
 (log r)^2 / 2 is biased and has the right gradient on policy, k3 = r - 1 - log r is unbiased and never negative.
+Unbiased means for tokens that pi sampled: those of older versions are not weighted by their ratio.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def ppo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLosses:
 
 
 def cispo(tokens: Tokens, *, clip_low: float, clip_high: float) -> TokenLosses:
-    """-sg(clip(w, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, section 3.1).
+    """-sg(clip(w, 1 - low, 1 + high)) A log pi: CISPO (MiniMax-M1, arXiv 2506.13585, equation 4).
 
     The weight is clipped, not the update: every token keeps a gradient. With low = 1 this is ``reinforce`` with
     c = 1 + high.
