@@ -19,8 +19,8 @@ from prl.rollout import Dropped
 from prl.types import Completion, TokenChunk, are_logprobs
 
 Decode = Callable[[list[int]], str]
-MAX_HELD = 8
-"""Tokens whose text is held back: a character has four bytes at most, so behind more nothing becomes one any more."""
+NO_TEXT = "\ufffd" * 4
+"""Half a character is three bytes at most: behind more that are none nothing becomes one any more."""
 
 
 class StopReachedError(Exception):
@@ -44,7 +44,7 @@ class Spoken:
         self._token_ids += token_ids
         known = self._decode(self._token_ids[self._begin : self._read])
         window = self._decode(self._token_ids[self._begin :])
-        is_whole = not window.endswith("\ufffd") or len(self._token_ids) - self._read > MAX_HELD
+        is_whole = not window.endswith("\ufffd") or window.endswith(NO_TEXT)
         if is_whole and len(window) > len(known):
             self._text += window[len(known) :]
             self._begin, self._read = self._read, len(self._token_ids)

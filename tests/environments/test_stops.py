@@ -87,6 +87,17 @@ def test_bytes_that_are_no_text_cost_no_more_than_text() -> None:
     assert text == "\ufffd" * 1000 + " so \u00e9"
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 13])
+def test_no_character_is_lost_between_chunks(size: int) -> None:
+    """A chunk may end within one, however long it is."""
+    text = "so \u00e9\u4e2d\U0001f600\U0001f601 and more \u4e2d\u6587\U0001f602"
+    tokens, spoken, said = [*text.encode()], Spoken(decode), ""
+    for at in range(0, len(tokens), size):
+        said = spoken.with_tokens(tokens[at : at + size])
+        assert text.startswith(said)
+    assert said == text
+
+
 async def test_the_stream_is_closed() -> None:
     """Whoever hears that a sequence is complete ends the stream, and its engine is free."""
     streams = Streams([TokenChunk(token_ids=[token], logprobs=[-0.5], version=0) for token in TEXT])
