@@ -203,17 +203,13 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
         found = [(number, path) for number, path in found if number >= _first_needed(found, resume_from)]
     ledger, batches = Ledger(), dict[int, list[Entry]]()
     history = History(ledger, damage=[], covered=[], batches=batches)
-    for position, (_, path) in enumerate(found):
-        is_newest = position == len(found) - 1
-        for record in _records(path, history, is_newest=is_newest):
-            if until is not None and _is_beyond(record, until):
-                return history
-            if isinstance(record, Trained) and resume_from is not None and record.step >= resume_from:
-                batches[record.step] = [ledger.open[number] for number in record.prompt_ids if number in ledger.open]
-            ledger.append(record)
-            if isinstance(record, Snapshot):
-                history.covered.extend(history.damage)
-                history.damage.clear()
+    for record in _records_of(found, history, until):
+        if isinstance(record, Trained) and resume_from is not None and record.step >= resume_from:
+            batches[record.step] = [ledger.open[number] for number in record.prompt_ids if number in ledger.open]
+        ledger.append(record)
+        if isinstance(record, Snapshot):
+            history.covered.extend(history.damage)
+            history.damage.clear()
     if resume_from is not None:
         _check_reaches(folder, history, resume_from)
     return history
@@ -227,6 +223,15 @@ def _check_reaches(folder: Path, history: History, step: int) -> None:
     missing = [number for number in range(step, done) if number not in history.batches]
     if missing:
         raise JournalError(f"{folder} has lost the groups of steps {missing[0] + 1} to {missing[-1] + 1}")
+
+
+def _records_of(found: list[tuple[int, Path]], history: History, until: int | None) -> Iterator[AnyRecord]:
+    """Those of all segments that can be read, in order, up to where more than ``until`` steps are done."""
+    for position, (_, path) in enumerate(found):
+        for record in _records(path, history, is_newest=position == len(found) - 1):
+            if until is not None and _is_beyond(record, until):
+                return
+            yield record
 
 
 def _is_beyond(record: AnyRecord, until: int) -> bool:

@@ -4,7 +4,10 @@ Invariants:
 
 - Time stands still while anything is ready to run. When nothing is, the clock jumps to the next timer; it never waits.
 - When nothing is ready and no timer is set, no task can ever run again: that is a ``DeadlockError`` at once, which says
-  where each task waits. A hang is therefore an error with a place, not a test that times out.
+  where each task waits. A hang is therefore an error with a place, not a test that times out. A timer that is due after
+  ``FOREVER_S`` is none: asyncio waits for a day at most at a time, and would take minutes to get there.
+- A timer is run when the clock is at its time, however far that is: the resolution of the clock is never finer than
+  that of its numbers. asyncio's own is 1 ns, which after 194 days adds nothing any more, and no timer would be due.
 - One program has one course: the same callbacks run in the same order at the same virtual times. Tasks hash by the
   order of their creation, because ``TaskGroup`` and ``asyncio.wait`` keep them in sets, whose order would vary with
   their addresses.
@@ -19,12 +22,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import selectors
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from typing import Any, TypeVar
 
 from prl.stacks import places
 
+FOREVER_S = 1e10
+"""Seconds of virtual time, 300 years, that nothing waits for."""
+RESOLUTION_S = 1e-9
 T = TypeVar("T")
 
 
@@ -53,6 +61,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.num_threads_at_work = 0
         self.accepts_files = True
         self.deadlocked: Callable[[], DeadlockError]
+        self.moved: Callable[[], None]
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         if not self.accepts_files:
@@ -71,7 +80,9 @@ class _JumpingSelector(selectors.DefaultSelector):
                 return events
         if timeout is None:
             raise self.deadlocked()
-        self.now += timeout
+        if timeout:
+            self.now += timeout
+            self.moved()
         return []
 
 
@@ -83,13 +94,21 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
         # The loop's own wake-up pipe is registered by now; nothing else may be.
         self._clock.accepts_files = False
-        self._clock.deadlocked = self._deadlocked
+        self._clock.deadlocked, self._clock.moved = self._deadlocked, self._moved
         self._numbers = itertools.count(1)
         self.set_task_factory(self._numbered_task)
 
     def time(self) -> float:
         """Seconds since the loop was made, in virtual time."""
         return self._clock.now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Run ``callback`` at a virtual time, unless that is after ``FOREVER_S``."""
+        if when > FOREVER_S:
+            return asyncio.TimerHandle(when, callback, args, self, context)
+        return super().call_at(when, callback, *args, context=context)
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Run ``func`` in a thread; the clock runs in real time until it is done."""
@@ -105,6 +124,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             await super().shutdown_default_executor(*args, **kwargs)
         finally:
             self._clock.num_threads_at_work -= 1
+
+    def _moved(self) -> None:
+        self._clock_resolution = max(RESOLUTION_S, math.ulp(self._clock.now))
 
     def _thread_returned(self, _: asyncio.Future[Any]) -> None:
         self._clock.num_threads_at_work -= 1

@@ -42,6 +42,28 @@ async def test_a_hold_is_not_counted() -> None:
 
 
 @in_virtual_time
+async def test_one_timer_serves_limits_of_any_length_in_any_order() -> None:
+    """Each passes at its own time, whichever began first or ended early; when none is left, neither is the timer."""
+    deadlines, loop = Deadlines(), asyncio.get_running_loop()
+    async with asyncio.TaskGroup() as group:
+        long = group.create_task(waits(deadlines, 100.0))
+        short = group.create_task(waits(deadlines, 3.0))
+        middle = group.create_task(waits(deadlines, 7.0))
+        await asyncio.sleep(1.0)
+        async with deadlines.timeout(0.5):
+            shortest = await waits(deadlines, 0.25)
+        late = group.create_task(waits(deadlines, 5.0))
+    assert [task.result() for task in (long, short, middle, late)] == [100.0, 3.0, 7.0, 5.0]
+    assert (shortest, loop.time()) == (0.25, 100.0)
+    async with deadlines.timeout(1e9):
+        pass
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1.0):
+            await loop.create_future()
+    assert [timer for timer in loop._scheduled if not timer.cancelled()] == []  # type: ignore[attr-defined]
+
+
+@in_virtual_time
 async def test_deadlines_that_were_slept_over_begin_anew() -> None:
     """Those that can be held, too: a controller that was stopped drops no rollout for it, unless it hangs on."""
     deadlines = Deadlines()

@@ -284,6 +284,25 @@ def test_a_journal_that_knows_less_than_the_checkpoint_is_not_believed(tmp_path:
     assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
 
 
+def test_a_lost_segment_is_not_made_up_for_by_a_later_one(tmp_path: Path) -> None:
+    """The newest checkpoint is gone, and the journal at the one before: what that had trained is not trained again."""
+    run, config = tmp_path / "run", config_of(checkpoint_every=2)
+    stopped_after(run, config, 5)
+    shutil.rmtree(run / "checkpoints" / "step-000004")
+    lost = dict(journal.segments(run / "journal"))[2]
+    lost.write_bytes(lost.read_bytes()[:10])
+    start = find_start(run, config)
+    assert (start.ledger.step, start.ledger.accounts().trained) == (2, 2 * 2)
+
+    async def resumed() -> None:
+        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
+            await take_steps(pipeline, NUM_STEPS - 2)
+
+    virtual_time.run(resumed())
+    accounts = accounts_of(run)
+    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+
+
 def test_old_checkpoints_and_segments_go(tmp_path: Path) -> None:
     """``run.keep_checkpoints`` are kept, with the journal back to the oldest of them; the accounts stay whole."""
 

@@ -57,10 +57,17 @@ def test_the_first_signal_does_what_the_command_says(number: signal.Signals) -> 
 
 
 def test_the_second_signal_kills_every_descendant() -> None:
-    """While the loop is blocked, with exit code 130, and the child's child is gone too, even a new one."""
+    """While the loop is blocked, with exit code 130: the child's child, and one that begins while they are sought."""
     code = (
         "import asyncio, os, signal, subprocess, sys, time\n"
         "from prl import shell\n"
+        "seek, late = shell._descendants, []\n"
+        "def descendants(pid):\n"
+        "    found = seek(pid)\n"
+        "    if not late:\n"
+        "        late.append(subprocess.Popen(['sleep', '600']))\n"
+        "    return found\n"
+        "shell._descendants = descendants\n"
         "async def main():\n"
         "    with shell.first_signal(lambda: print('first', flush=True)):\n"
         "        subprocess.Popen(['sh', '-c', 'sleep 600 & wait'])\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import threading
 import time
@@ -82,6 +83,41 @@ def test_deadlock_is_an_error_that_says_who_waits_where() -> None:
     assert "virtual time 5 s" in message
     assert "the stuck one waits at" in message
     assert "wait_for_ever (test_virtual_time.py:" in message
+
+
+@pytest.mark.parametrize("when", [1e12, math.inf])
+def test_a_deadline_that_is_never_met_hides_no_deadlock(when: float) -> None:
+    """Such as that of a wait for a token of a simulated engine: the clock is not moved towards it, day by day."""
+
+    async def main() -> None:
+        await asyncio.sleep(5)
+        async with asyncio.timeout_at(when):
+            await asyncio.Event().wait()
+
+    with pytest.raises(DeadlockError, match="virtual time 5 s"):
+        virtual_time.run(main())
+
+
+@pytest.mark.parametrize("begin_s", [0.0, 2e7, 5e9])
+def test_timers_fire_after_years(begin_s: float) -> None:
+    """At their times, within what a float can tell, those that are due at once too; then time still stands still."""
+
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(begin_s)
+        times = [loop.time()]
+        for seconds in (0.25, 1e-12, 3.0):
+            await asyncio.sleep(seconds)
+            times.append(loop.time())
+        due = asyncio.Event()
+        loop.call_at(loop.time(), due.set)
+        await due.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return [*times, loop.time()]
+
+    expected = [begin_s, begin_s + 0.25, begin_s + 0.25, begin_s + 3.25, begin_s + 3.25]
+    assert virtual_time.run(main()) == pytest.approx(expected, rel=0, abs=1e-5)
 
 
 def test_exception_of_main_is_raised() -> None:

@@ -178,10 +178,12 @@ class Judge:
                 raise DataError(f"{self.needs.named(field)} is missing, and a reward needs it{hint}")
         if self.needs.check_row is not None and (problem := self.needs.check_row(fields)):
             raise DataError(problem)
-        if not self.needs.reads_all and (problem := self._extra.meet(where, fields)) and self.needs.refuse_extra:
+        if self.needs.refuse_extra and not self.needs.reads_all and (problem := self._extra.meet(where, fields)):
             raise DataError(problem)
         if row.id is not UNSET and (before := self._ids.setdefault(row.id, where)) != where:
             raise DataError(f"{self.needs.named('id')}: {row.id!r} is the id of {before} too")
+        if not self.needs.refuse_extra and not self.needs.reads_all:
+            self._extra.meet(where, fields)  # of rows that are left out nothing is told but why
         return fields
 
     def _explain(self, error: Exception) -> str:

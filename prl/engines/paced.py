@@ -206,6 +206,8 @@ class PacedEngine:
 
     async def close(self) -> None:
         """Fail every open stream and stop."""
+        if self._closed:
+            return
         self._closed = True
         self._stop(EngineError(f"{self.name} was closed while the stream was open"))
 

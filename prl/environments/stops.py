@@ -19,6 +19,8 @@ from prl.rollout import Dropped
 from prl.types import Completion, TokenChunk, are_logprobs
 
 Decode = Callable[[list[int]], str]
+NO_TEXT = "\ufffd" * 4
+"""Half a character is three bytes at most: behind more that are none nothing becomes one any more."""
 
 
 class StopReachedError(Exception):
@@ -26,7 +28,10 @@ class StopReachedError(Exception):
 
 
 class Spoken:
-    """The text of tokens as they come: a window of them is decoded, so the work does not grow with what was said."""
+    """The text of tokens as they come: a window of them is decoded, so the work does not grow with what was said.
+
+    Nor with bytes that are no text, of which a model that is not trained yet may say thousands.
+    """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -39,7 +44,8 @@ class Spoken:
         self._token_ids += token_ids
         known = self._decode(self._token_ids[self._begin : self._read])
         window = self._decode(self._token_ids[self._begin :])
-        if len(window) > len(known) and not window.endswith("\ufffd"):
+        is_whole = not window.endswith("\ufffd") or window.endswith(NO_TEXT)
+        if is_whole and len(window) > len(known):
             self._text += window[len(known) :]
             self._begin, self._read = self._read, len(self._token_ids)
         return self._text

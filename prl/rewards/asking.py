@@ -2,7 +2,8 @@
 
 - What a call gives is an Opinion, a ScoringFailed, or what ends the run (Raised). A failure is never a 0.
 - Waiting for a free slot of a reward (``concurrency``) is not counted against its ``timeout_s``; its call is, with all
-  that is tried again and the pauses before.
+  that is tried again and the pauses before. Slots are given in turns (``turns.py``): a group of answers that exhaust
+  limits, however many, leaves the next slot to others.
 - A failure that may pass is tried again ``max_retries`` times; one that would come back (a bug, no number) never.
 - Hung plain functions cost a thread each and are bounded: as many as ``concurrency``, then the run ends.
 - ``max_failures`` failed calls in a row, without one that worked, pause the reward or end the run (``breaker.py``): the
@@ -29,6 +30,7 @@ from prl.rewards.base import Reward
 from prl.rewards.breaker import FIRST_PAUSE_S, Breaker, is_failure, may_pass
 from prl.rewards.opinions import BadValueError, Opinion, RewardStatistics, opinion_of, opinions_of
 from prl.rewards.threads import Threads
+from prl.rewards.turns import Turns
 from prl.types import Completion, Prompt, ScoringFailed
 from prl.waits import waiting
 
@@ -81,7 +83,7 @@ class Asked:
 
     async def open(self) -> None:
         """Start what the reward needs. Raises RewardError where that takes too long."""
-        self._slots = asyncio.Semaphore(self._width)
+        self._slots = Turns(self._width, states_waits=False)
         if self.reward.open is not None:
             try:
                 async with asyncio.timeout(OPEN_TIMEOUT_S) as deadline:
@@ -123,10 +125,11 @@ class Asked:
 
     async def _asked(self, subject: Any, prompt: Prompt, read: Callable[[Any], T]) -> T | ScoringFailed | Raised:
         while True:
-            async with self._slots, self.breaker.turn():  # who waited for a slot sees a pause that began meanwhile
+            async with self._slots.turn(prompt.id) as standing, self.breaker.turn():  # a pause may have begun meanwhile
                 start = time.perf_counter()
                 outcome = await self._call(subject, prompt, read)
                 self._count(outcome, time.perf_counter() - start)
+                standing.num_exhausted += _exhausted(outcome)
                 if isinstance(outcome, Raised):
                     return outcome
                 if not isinstance(outcome, _Failed):
@@ -243,6 +246,14 @@ class Asked:
             reasons=dict(self._reasons),
             details=dict(self.reward.statistics()) if self.reward.statistics is not None else {},
         )
+
+
+def _exhausted(outcome: Any) -> bool:
+    """Whether a call gave the verdict that its answer used up a limit, or was late."""
+    if isinstance(outcome, _Failed):
+        return outcome.outcome.reason == "reward_timeout"
+    opinion = outcome.value if isinstance(outcome, _Gave) else None
+    return isinstance(opinion, Opinion) and opinion.reason.startswith("exhausted")
 
 
 def _said(error: Exception) -> str:

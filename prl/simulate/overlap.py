@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from prl.chronicle import TIMELINE
 from prl.config import Config
 from prl.simulate.machine import speed_of
 
+Change = tuple[float, int, int]
+"""When engines and ranks began to be at work, or ended, and how many of each."""
 __all__ = ["TIMELINE", "Span", "StepTimes", "Work", "works_of"]
 
 
@@ -50,22 +53,25 @@ class Work(NamedTuple):
 
 
 def works_of(config: Config, steps: Sequence[StepTimes], spans: Sequence[Span]) -> list[Work]:
-    """Of every step; ``simulate.num_accelerators`` absent: nobody slows anybody down."""
+    """Of every step, in the order of their ends; ``simulate.num_accelerators`` absent: nobody slows anybody down."""
     decoding = [span for span in spans if span.lane.startswith("engine") and span.state == "generating"]
     training = [span for span in spans if span.lane == "trainer rank 0" and span.state == "training"]
     if config.simulate.num_accelerators is None or not decoding or not training:
         return [_likely(config, step) for step in steps]
-    return [_told(config, step, decoding, training) for step in steps]
+    changes: list[list[Change]] = [[] for _ in steps]
+    ends = [step.end for step in steps]
+    for sort, (engines, trainers) in ((decoding, (1, 0)), (training, (0, 1))):
+        for span in sort:
+            for at in range(bisect_right(ends, span.start), len(steps)):
+                start, end = max(span.start, steps[at].start), min(span.end, steps[at].end)
+                if start >= end:
+                    break
+                changes[at] += [(start, engines, trainers), (end, -engines, -trainers)]
+    return [_told(config, step, changed) for step, changed in zip(steps, changes, strict=True)]
 
 
-def _told(config: Config, step: StepTimes, decoding: Sequence[Span], training: Sequence[Span]) -> Work:
+def _told(config: Config, step: StepTimes, changes: Sequence[Change]) -> Work:
     """By the timeline: between two changes of who is at work nothing changes."""
-    changes: list[tuple[float, int, int]] = []
-    for spans, (engines, trainers) in ((decoding, (1, 0)), (training, (0, 1))):
-        for span in spans:
-            start, end = max(span.start, step.start), min(span.end, step.end)
-            if start < end:
-                changes += [(start, engines, trainers), (end, -engines, -trainers)]
     works, at, num_engines, trains = [0.0] * 4, step.start, 0, 0
     for when, engines, trainers in sorted(changes):
         apart, both = _work(config, when - at, num_engines, trains)

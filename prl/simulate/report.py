@@ -28,7 +28,7 @@ class TrainerTime(msgspec.Struct, frozen=True, kw_only=True):
     waits_for_batch: float
     """Nothing to train on."""
     updates: float
-    """Sends weights, which it can do nothing beside."""
+    """Sends weights, which it can do nothing beside, or rests between two steps (``simulate.train.between_s``)."""
     restarts: float
     """Was started again, and did steps once more."""
 

@@ -4,7 +4,8 @@ Invariants:
 
 - Buckets divide the rows asked for evenly and in order; the least and the largest of a bucket are those of its rows, so
   that no spike is lost by being drawn small.
-- What a row has not is no value: the mean is over the rows that have one, and null where none has.
+- What a row has not is no value: the mean is over the rows that have one, and null where none has. A count that is
+  written only where something happened (``dropped_<reason>``) is 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from prl.view.columns import Columns, Floats
 
 Axis = Literal["step", "at", "samples", "tokens"]
 AXES: tuple[str, ...] = get_args(Axis)
-REWARD, MEAN = "reward_", "_mean"
+REWARD, MEAN, DROPPED = "reward_", "_mean", "dropped_"
 
 
 def axis(columns: Columns, x: str) -> Floats:
@@ -39,6 +40,8 @@ def axis(columns: Columns, x: str) -> Floats:
 
 def values(columns: Columns, key: str) -> Floats:
     """A column, or one that follows from others: ``goodput``, tokens trained / tokens generated."""
+    if key.startswith(DROPPED) and key in columns.names:
+        return np.nan_to_num(columns.column(key))
     if key == "goodput" and key not in columns.names:
         generated = columns.column("tokens_generated")
         generated[generated == 0] = np.nan

@@ -170,6 +170,12 @@ def test_extra_fields_are_refused_on_request(tmp_path: Path) -> None:
     assert "2 bad rows of" in line
 
 
+def test_of_rows_that_are_left_out_no_field_is_counted(tmp_path: Path) -> None:
+    """Whatever they were left out for: a count is never more than the rows."""
+    rows = Rows(write(tmp_path, *[b'{"prompt": "a", "id": 1, "url": "x"}'] * 2), Needs(skip_bad_rows=True))
+    assert rows.warnings()[1].endswith("these fields by name: 'url' in every row")
+
+
 def test_a_missing_field_that_is_misspelt_is_named(tmp_path: Path) -> None:
     """The row has another name for what a reward needs."""
     path = write(tmp_path, *SPELT)

@@ -138,6 +138,20 @@ async def test_a_closed_stream_is_freed_and_a_longer_one_is_cut() -> None:
 
 
 @in_virtual_time
+async def test_it_may_be_closed_at_any_time() -> None:
+    """Before it was opened, and twice; an open stream fails then."""
+    engine = engine_of({1: 10})
+    await engine.close()
+    await engine.open()
+    stream = asyncio.ensure_future(taken(engine, 1))
+    await asyncio.sleep(1)
+    await engine.close()
+    await engine.close()
+    with pytest.raises(EngineError, match="was closed"):
+        await stream
+
+
+@in_virtual_time
 async def test_a_stream_may_fail_half_way() -> None:
     """Its tokens until there are given, and then the error of an engine that goes on."""
     engine = engine_of({1: 10}, fails=lambda _: True)

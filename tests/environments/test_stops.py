@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from prl.environments.stops import Listener, StopReachedError
+from prl.environments.stops import Listener, Spoken, StopReachedError
 from prl.rollout import Dropped
 from prl.types import Completion, TokenChunk
 from tests.factories import make_prompt
@@ -67,6 +67,35 @@ def test_one_text_is_one_sequence_and_none_is_empty() -> None:
     assert listen("END", 3)[0].text == "look: \u00e9t\u00e9 "
     with pytest.raises(ValueError, match="must not be empty"):
         Listener(["END", ""], decode)
+
+
+def test_bytes_that_are_no_text_cost_no_more_than_text() -> None:
+    """They are given out as what they are after a few tokens; what follows is read as ever."""
+    decoded = 0
+
+    def counted(token_ids: list[int]) -> str:
+        nonlocal decoded
+        decoded += len(token_ids)
+        return decode(token_ids)
+
+    spoken = Spoken(counted)
+    for _ in range(1000):
+        spoken.with_tokens([0xFF])
+    assert decoded < 50 * 1000
+    for token in b" so \xc3\xa9":
+        text = spoken.with_tokens([token])
+    assert text == "\ufffd" * 1000 + " so \u00e9"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 11, 13])
+def test_no_character_is_lost_between_chunks(size: int) -> None:
+    """A chunk may end within one, however long it is."""
+    text = "so \u00e9\u4e2d\U0001f600\U0001f601 and more \u4e2d\u6587\U0001f602"
+    tokens, spoken, said = [*text.encode()], Spoken(decode), ""
+    for at in range(0, len(tokens), size):
+        said = spoken.with_tokens(tokens[at : at + size])
+        assert text.startswith(said)
+    assert said == text
 
 
 async def test_the_stream_is_closed() -> None:

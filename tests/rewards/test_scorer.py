@@ -15,6 +15,7 @@ from prl import virtual_time
 from prl.config import RewardConfig
 from prl.errors import ConfigError, PluginError, RewardError
 from prl.rewards import base
+from prl.rewards.base import Judged
 from prl.rewards.scorer import Scorer
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
 from tests.rewards.samples import completion, prompt
@@ -228,6 +229,29 @@ def test_concurrency_is_bounded_and_waiting_is_not_counted(register: Register) -
     verdicts = virtual_time.run(score_twenty())
     assert most == 2
     assert verdicts == [Score(reward=1.0, parts={"r": 1.0})] * 20
+
+
+def test_a_group_of_bombs_leaves_the_next_slot_to_others(register: Register) -> None:
+    """However many they are: the next group waits for those under way at most, each of which has its limit."""
+
+    async def judge(completion: Completion, prompt: Prompt) -> Judged:
+        is_bomb = completion.text == "bomb"
+        await asyncio.sleep(6.0 if is_bomb else 0.01)
+        return Judged(value=0.0, reason="exhausted_wall" if is_bomb else "judged")
+
+    register("r", judge)
+
+    async def next_group_s() -> float:
+        async with Scorer([RewardConfig(name="r", concurrency=2)]) as scorer, asyncio.TaskGroup() as group:
+            for _ in range(20):
+                group.create_task(scorer.score(completion("bomb"), prompt(prompt_id=1)))
+            await asyncio.sleep(1.0)
+            asked = asyncio.get_running_loop().time()
+            following = [group.create_task(scorer.score(completion(), prompt(prompt_id=2))) for _ in range(8)]
+            await asyncio.wait(following)
+            return asyncio.get_running_loop().time() - asked
+
+    assert virtual_time.run(next_group_s()) < 6.0
 
 
 async def test_rewards_of_one_completion_run_side_by_side(register: Register) -> None:

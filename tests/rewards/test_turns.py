@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from prl.chain import quiet_s
 from prl.deadlines import awake_timeout
 from prl.rewards.turns import Turns
+from prl.waits import Waits, waiting
 from tests.virtual import in_virtual_time
 
 
@@ -56,6 +58,25 @@ async def test_waiting_for_a_turn_is_no_lateness() -> None:
     assert [task.exception() for task in tasks] == [None] * 4
     with pytest.raises(TimeoutError):
         await call("b", 3.0)
+
+
+@in_virtual_time
+async def test_a_queue_that_moves_is_no_stall() -> None:
+    """However long it is: whoever is judged has been so for as long as it has a place, not since it was asked for."""
+    waits, turns, loudest = Waits(), Turns(1), 0.0
+
+    async def call() -> None:
+        with waiting("reward r", limit_s=10.0):
+            await served(turns, [], "a", seconds=6.0)
+
+    with waits.doing("the run"):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call()) for _ in range(50)]
+            while not all(task.done() for task in tasks):
+                await asyncio.sleep(1.0)
+                if not all(task.done() for task in tasks):
+                    loudest = max(loudest, quiet_s(waits.run_at(asyncio.get_running_loop().time())))
+    assert loudest <= 6.0
 
 
 @pytest.mark.parametrize("is_early", [True, False])

@@ -31,6 +31,14 @@ def test_work_is_what_it_would_have_taken_alone() -> None:
     assert works_of(two, [step], spans) == [Work(2.0, 2.0, 1.0, 4.0)]
 
 
+def test_a_span_is_shared_out_among_the_steps_that_it_reaches_over() -> None:
+    """Three steps of which the last begins a second late: decoding goes on through all, training through two."""
+    spans = [Span("engine-0", "generating", 5.0, 40.0), Span("trainer rank 0", "training", 8.0, 20.0)]
+    steps = [StepTimes(0.0, 10.0, 0.5, 0.2), StepTimes(10.0, 20.0, 1.0, 1.0), StepTimes(21.0, 30.0, 1.0, 0.0)]
+    expected = [Work(3.0, 1.0, 0.0, 1.0), Work(0.0, 5.0, 0.0, 5.0), Work(9.0, 0.0, 0.0, 0.0)]
+    assert works_of(small(*MACHINE), steps, spans) == expected
+
+
 def test_without_a_timeline_any_moment_is_as_likely() -> None:
     """Each stage busy half of the time: a quarter of it both; and nobody is slowed down on accelerators of its own."""
     step = StepTimes(0.0, 8.0, 0.5, 0.5)

@@ -87,6 +87,14 @@ def test_a_plan_is_ranked_and_each_says_what_limits_it() -> None:
         assert one.limit in text
 
 
+def test_what_passes_between_two_steps_is_reckoned_with() -> None:
+    """Where next to all time is that, sampling more at once gains nothing: the fewest sequences are simulated first."""
+    config = small("simulate.train.between_s=2000", "simulate.drift=0.05")
+    (best,) = plan(config, 4, None, num_simulated=1, num_samples=100)
+    assert best.candidate.num_engines * best.candidate.max_num_seqs == config.pipeline.group_size
+    assert "between two steps" in best.limit
+
+
 def test_who_shares_stays_as_many() -> None:
     """With shared accelerators the split is not searched; the rest is."""
     planned = plan(small("simulate.num_accelerators=2"), 2, None, num_simulated=3, num_samples=300)

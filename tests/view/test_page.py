@@ -284,6 +284,8 @@ def test_a_run_that_goes_on_is_followed_until_its_server_is_gone(browser: Browse
     run = tmp_path / "live"
     recorded.make(run, num_steps=20, num_samples=160, ended=False)
     (run / "lock").write_text(f"{os.getpid()}\n")
+    told = (run / "metrics.jsonl").read_text().replace('"pause_s":0.02', '"pause_s":1.0')
+    (run / "metrics.jsonl").write_text(told.replace('"engine_busy":0.9', '"engine_busy":0.4'))
     later = {name: list(islice(make(60), skip, None)) for name, make, skip in (
         ("metrics.jsonl", recorded.metrics, 20), ("timeline.jsonl", recorded.timeline, 20 * 11))}  # fmt: skip
 
@@ -292,14 +294,18 @@ def test_a_run_that_goes_on_is_followed_until_its_server_is_gone(browser: Browse
             file.writelines(msgspec.json.encode(line) + b"\n" for line in lines)
 
     with served(tmp_path) as url:
+        append("evaluations.jsonl", {"step": 20, "complete": False, "reason": "eval.timeout_s = 9", "num_answers": 3})
         visit = Visit(browser, url)
         page = visit.open("live", "/learning")
         expect(page.get_by_text("live", exact=True).last).to_be_visible()
+        expect(page.locator(".figures")).to_contain_text("84.0")
         for step, rest in enumerate(VIEWS):
             visit.go("live", rest)
             append("timeline.jsonl", *later["timeline.jsonl"][11 * step : 11 * step + 11])
             append("metrics.jsonl", later["metrics.jsonl"][step])
             expect(page.locator(".progress")).to_contain_text(f"step {21 + step}")
+            if rest == "/pipeline":
+                expect(page.get_by_text("of their time, for new weights")).to_be_visible()
         append("events.jsonl", {"time": "2026-09-21T00:00:00+00:00", "level": "warning", "event": "just now"})
         expect(page.get_by_text("just now", exact=True)).to_be_visible()
         visit.go("live", "/learning")

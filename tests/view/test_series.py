@@ -60,6 +60,17 @@ def test_buckets_keep_every_spike_and_the_mean_of_what_is_there() -> None:
     assert msgspec.json.encode(told["series"]["never"], enc_hook=np.ndarray.tolist).count(b"null") == 9
 
 
+def test_what_is_counted_where_it_happened_is_0_elsewhere() -> None:
+    """One drop in ten steps is a tenth of one a step, and not one; a count that nobody wrote is none."""
+    rows = [{"step": step, **({"dropped_timeout": 1} if step == 3 else {})} for step in range(1, 11)]
+    told = series.series(filled(*rows), ["dropped_timeout", "dropped_x"], x="step", first=None, last=None, points=1)
+    curves = {
+        key: [float(curve[which][0]) for which in ("mean", "min", "max")] for key, curve in told["series"].items()
+    }
+    np.testing.assert_equal(curves["dropped_timeout"], [0.1, 0.0, 1.0])
+    assert np.isnan(curves["dropped_x"][0])
+
+
 def test_a_range_is_of_steps_whatever_is_drawn_over() -> None:
     """Tokens and samples count from the run's start, and time is what steps took where nobody wrote when they ended."""
     rows = [{"step": step, "samples": 4, "tokens_trained": 10, "time_s": 2.0} for step in range(1, 6)]

@@ -1,7 +1,7 @@
 r"""What a number counts: ``5 \text{ m}``, ``\$18.90``, ``60 km/h``, ``12 apples``, ``25\%``.
 
-- A unit that is known has a dimension and a factor, so that 5 m are 500 cm and never 5 cm. Another word is a label,
-  equal to itself in singular and plural.
+- A unit that is known has dimensions and a factor, so that 5 m are 500 cm and never 5 cm. Another word is a label,
+  equal to itself in singular and plural, and never a measure.
 - One letter is a unit only behind a space or in ``\text``: ``5m`` is a product. One or two letters outside ``\text``
   may be symbols all the same, and are compared as such where they are no equal quantities (``same.py``).
 - Words that say more than what is counted (``5 is wrong``, ``5 or so``) are no unit: the answer cannot be read.
@@ -50,6 +50,7 @@ _TABLE = {
     "pound sterling": "\u00a3 gbp=1",
     "yen": "\u00a5 yen jpy=1",
     "rupee": "\u20b9 rupee inr=1",
+    "calendar": "month=1 year yr=12 decade=120 century centuries=1200",
     "angle": "degree deg=1",
     "energy": "J joule=1 kJ kilojoule=1000",
     "force": "N newton=1 kN kilonewton=1000",
@@ -84,6 +85,10 @@ class Unit(msgspec.Struct, frozen=True):
 Split = tuple[str, Unit | None]
 """A formula, and what it counts."""
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+_POWERS_BEHIND = {"squared": 2, "cubed": 3}
+_ADDS_NOTHING = re.compile(r"(?:^|\s+)(?:in\s+total|in\s+all|altogether|total|left|remaining|old)\s*$")
+"""Words behind what is counted, or alone: ``12 years old``, ``5 left``."""
+_IRREGULAR = {"men": "man", "women": "woman", "children": "child", "people": "person", "mice": "mouse", "dice": "die"}
 _SPEED, _VOLUME = (("length", 1), ("time", -1)), (("length", 3),)
 _COMPOUND = {
     "mph": Unit(_SPEED, Fraction(201168, 125 * 3600)),
@@ -105,7 +110,7 @@ def split_percent(text: str) -> tuple[str, bool]:
 
 
 def currency_before(text: str) -> Split | None:
-    r"""``\$18.90``, ``-\$5``: whatever is counted behind the number is money."""
+    r"""``\$18.90``, ``-\$5``, ``\$5 per hour``: whatever is counted behind the number is money."""
     if not (match := _CURRENCY.match(text)):
         return None
     formula, _ = split_unit(match.group(1) + match.group(3) + text[match.end() :])
@@ -158,11 +163,12 @@ def _start_of_unit(text: str) -> int | None:
         wrapped, word, exponent, slash, other = match.groups()
         if other is not None or (wrapped is not None and re.search(r"(?<!\^)(?<!\^-)\d", wrapped)):
             start = None
-        elif start is None and (wrapped is not None or (word is not None and _begins_unit(text, match))):
-            start = match.start()
-        elif start is not None and (exponent or slash) and not was_word:
+        elif start is None:
+            begins = wrapped is not None or (word is not None and _begins_unit(text, match))
+            start = match.start() if begins or (slash and _begins_rate(text, match)) else None
+        elif (exponent or slash) and not was_word:
             start = None
-        was_word = (wrapped or word) is not None or (was_word and not match.group().strip())
+        was_word = (wrapped or word) is not None or (was_word and bool(exponent or not match.group().strip()))
     return start or None
 
 
@@ -171,7 +177,7 @@ def _begins_unit(text: str, match: re.Match[str]) -> bool:
     if before.strip()[-1:] not in _ENDS_A_VALUE and not text[: match.start()].rstrip().endswith(r"\pi"):
         return False
     if len(word) == 1:
-        return before.endswith(" ") and word in _KNOWN
+        return before.endswith(" ") and (word in _KNOWN or word == "L")
     known = (
         word in _KNOWN
         or word in ("sq", "cu")
@@ -182,12 +188,17 @@ def _begins_unit(text: str, match: re.Match[str]) -> bool:
     return known or (before.endswith(" ") and len(word) >= 3)  # noqa: PLR2004
 
 
+def _begins_rate(text: str, slash: re.Match[str]) -> bool:
+    """``5/hour``: behind a number, so many for each of a measure."""
+    word = re.match(r"\s*([A-Za-z]{2,})", text[slash.end() :])
+    is_measure = word is not None and _measure(word.group(1)) is not None
+    return is_measure and text[: slash.start()].rstrip()[-1:] in _ENDS_A_VALUE
+
+
 def read_unit(words: str) -> Unit | None:
     """``km/h``, ``square meters``, ``meters per second`` or a label. Raises UnreadableError."""
     product = _Product()
-    for word in _WORD.findall(words):
-        if (compound := _compound(word)) is not None:
-            return compound
+    for word in _WORD.findall(_ADDS_NOTHING.sub("", words)):
         product.take(word)
     return product.unit()
 
@@ -199,49 +210,64 @@ class _Product:
         self._exponents: Counter[str] = Counter()
         self._factor = Fraction(1)
         self._sign = self._power = 1
-        self._labels: list[str] = []
-        self._last: tuple[str, Fraction] | None = None
+        self._num_labels = 0
+        self._last: Unit | None = None
 
     def take(self, word: str) -> None:
         """The next word. Raises UnreadableError where it says more than what is counted."""
         lower = word.lower()
-        if lower in _MORE_THAN_A_UNIT:
+        if lower in _POWERS_BEHIND and self._last is not None and is_known(self._last):
+            self.times(self._last, _POWERS_BEHIND[lower] - 1)
+        elif lower in _MORE_THAN_A_UNIT:
             raise UnreadableError(f"{word!r} says more than an answer does")
-        if word.startswith("^"):
-            self._times_last(int(re.sub(r"[^\d-]", "", word)) - 1)
+        elif word.startswith("^"):
+            self.times(self._last, int(re.sub(r"[^\d-]", "", word)) - 1)
         elif word == "/" or lower == "per":
             self._sign = -1
         elif lower in _POWERS:
             self._power = _POWERS[lower]
         else:
-            self._last = _known(word) or self._label(lower)
-            self._times_last(self._power)
+            self._last = _measure(word) or self._label(lower)
+            self.times(self._last, self._power)
             self._power = 1
+
+    def times(self, unit: Unit | None, exponent: int = 1) -> None:
+        """So many times more of a unit, or less behind a slash."""
+        if unit is not None:
+            for name, each in unit.dimensions:
+                self._exponents[name] += self._sign * exponent * each
+            self._factor *= unit.factor ** (self._sign * exponent)
 
     def unit(self) -> Unit | None:
         """All of it; None where nothing is left. Raises UnreadableError for a sentence."""
-        if len(self._labels) > MAX_LABEL_WORDS:
+        if self._num_labels > MAX_LABEL_WORDS:
             raise UnreadableError("a sentence stands behind the number")
         dimensions = tuple(sorted((name, exponent) for name, exponent in self._exponents.items() if exponent))
         return Unit(dimensions, self._factor) if dimensions else None
 
-    def _label(self, lower: str) -> tuple[str, Fraction]:
-        """A word that is no measure, equal to itself in singular and plural."""
-        self._labels.append(lower)
-        return lower.removesuffix("s"), Fraction(1)
-
-    def _times_last(self, exponent: int) -> None:
-        """The last unit so many times more, or less behind a slash."""
-        if self._last is not None:
-            name, factor = self._last
-            self._exponents[name] += self._sign * exponent
-            self._factor *= factor ** (self._sign * exponent)
+    def _label(self, lower: str) -> Unit:
+        """A word that is no measure."""
+        self._num_labels += 1
+        name = stem(lower)
+        return Unit(((f"{name}s" if name in _MEASURES else name, 1),))
 
 
-def _compound(word: str) -> Unit | None:
-    """``mph``, ``litres``: what is a product by itself."""
+def stem(word: str) -> str:
+    """What a word in lower case has in common with its plural: ``box``, ``cookie``, ``knife``, ``man``."""
+    word = _IRREGULAR.get(word, word).rstrip("s")
+    if word.endswith(("ve", "fe")):
+        word = f"{word[:-2]}f"
+    elif word.endswith(("se", "xe", "ze", "che", "she", "ie", "oe")):
+        word = word[:-1].rstrip("s")
+    return f"{word[:-1]}y" if word.endswith("i") else word
+
+
+def _measure(word: str) -> Unit | None:
+    """``km``, ``miles``, ``mph``, ``litres``; None for another word."""
+    if (known := _known(word)) is not None:
+        return Unit(((known[0], 1),), known[1])
     lower = word.lower()
-    return None if _known(word) else _COMPOUND.get(lower) or _COMPOUND.get(lower.removesuffix("s"))
+    return _COMPOUND.get(lower) or _COMPOUND.get(lower.removesuffix("s"))
 
 
 def _known(word: str) -> tuple[str, Fraction] | None:

@@ -27,7 +27,6 @@ export class Curves {
   }
 
   /** What is drawn from now on: [{title, about, format, lines: [{key, label, own?}], extra?, wide?, noLog?, noSmooth?,
-   * absentIs?: what a step without a value had,
    * compared?: only beside other runs}]. */
   async choose(specs) {
     this.destroy();
@@ -119,10 +118,8 @@ export class Curves {
     });
   }
 
-  #line(answer, found, { label, points }, style, { noSmooth, absentIs }) {
+  #line(answer, found, { label, points }, style, { noSmooth }) {
     const smooth = noSmooth ? 0 : this.settings().smooth;
-    if (absentIs !== undefined && found.mean.some((value) => value !== null))
-      found = { ...found, mean: found.mean.map((value) => value ?? absentIs) };
     const coarse = answer.total > answer.x.length;
     const line = { label, style, points, x: answer.x, y: smoothed(found.mean, smooth) };
     if (coarse) Object.assign(line, { min: found.min, max: found.max });

@@ -10,9 +10,10 @@ const MAX_KS = 4;
 /** What evaluations said of a run, as asked last. */
 export const evaluationsOf = (run) => evaluations.get(run) ?? [];
 
-/** Ask for those of these runs. */
+/** Ask for those of these runs. One that ran out of time has the quick answers alone, and says nothing of the others. */
 export async function evaluated(runs) {
-  await Promise.all(runs.map(async (run) => evaluations.set(run, await get([run, "evaluations"]))));
+  const whole = async (run) => (await get([run, "evaluations"])).filter((each) => each.complete !== false);
+  await Promise.all(runs.map(async (run) => evaluations.set(run, await whole(run))));
 }
 
 /** The k of pass@k of these runs: at most so many, the largest among them. */

@@ -39,6 +39,11 @@ EXAMPLES: dict[Rule, dict[str, tuple[str, str]]] = {
         "12 apples": ("12", "apple"),
         r"4\pi cm": (r"4\pi", "cm"),
         "5 m^2": ("5", "m^2"),
+        "5 L": ("5", "litre"),
+        "5 m^2/day": ("5", "m^2 per day"),
+        "5/hour": ("5", "per hour"),
+        "12 years old": ("12", "years"),
+        r"5 \text{ apples in total}": ("5", "apple"),
     },
 }
 LEFT_ALONE: dict[Rule, tuple[str, ...]] = {
@@ -46,7 +51,7 @@ LEFT_ALONE: dict[Rule, tuple[str, ...]] = {
     currency_behind: ("18.90", "x\u20ac"),
     temperature: (r"45^\circ", "20 C"),
     degrees: (r"\sin 45^\circ", r"45^\circ C", "45"),
-    words_behind: ("5m", "5x", "x", r"\text{red}", "12"),
+    words_behind: ("5m", "5x", "x", r"\text{red}", "12", "5/x", "5/ab", "1/sqrt(2)"),
 }
 
 
@@ -72,6 +77,11 @@ def test_a_rule(rule: Rule) -> None:
         ("cu in", {"length": 3}, Fraction(127, 5000) ** 3),
         ("mph", {"length": 1, "time": -1}, Fraction(201168, 450000)),
         ("liters", {"length": 3}, Fraction(1, 1000)),
+        ("mL / min", {"length": 3, "time": -1}, Fraction(1, 60_000_000)),
+        ("km per liter", {"length": -2}, 10**6),
+        ("meters per second squared", {"length": 1, "time": -2}, 1),
+        ("feet cubed", {"length": 3}, Fraction(381, 1250) ** 3),
+        ("years", {"calendar": 1}, 12),
         ("apples", {"apple": 1}, 1),
         ("apples per day", {"apple": 1, "time": -1}, Fraction(1, 86400)),
     ],
@@ -81,11 +91,31 @@ def test_words_are_dimensions_and_a_factor(words: str, dimensions: dict[str, int
     assert read_unit(words) == Unit(tuple(sorted(dimensions.items())), Fraction(factor))
 
 
-@pytest.mark.parametrize("words", ["is wrong", "or so", "a b c d e", "million dollars"])
+@pytest.mark.parametrize("words", ["is wrong", "or so", "a b c d e", "million dollars", "apples squared"])
 def test_words_that_say_more_are_no_unit(words: str) -> None:
     """The answer cannot be read."""
     with pytest.raises(UnreadableError):
         read_unit(words)
+
+
+@pytest.mark.parametrize(
+    ("one", "many"),
+    [
+        *(("apple", "apples"), ("box", "boxes"), ("class", "classes"), ("bus", "buses"), ("house", "houses")),
+        *(("city", "cities"), ("cookie", "cookies"), ("knife", "knives"), ("leaf", "leaves"), ("match", "matches")),
+        *(("potato", "potatoes"), ("shoe", "shoes"), ("man", "men"), ("person", "people"), ("angle", "angles")),
+    ],
+)
+def test_a_label_is_itself_in_the_plural(one: str, many: str) -> None:
+    """By the rules of spelling; none is a measure, though one may be named like it."""
+    found = read_unit(one)
+    assert found is not None
+    assert (found, is_known(found)) == (read_unit(many), False)
+
+
+def test_other_things_are_other_labels() -> None:
+    """Whatever their ends have in common."""
+    assert len({read_unit(word) for word in ("cans", "canes", "planes", "plans", "girls", "boys")}) == 6
 
 
 def test_what_cancels_is_no_unit_and_a_label_no_measure() -> None:

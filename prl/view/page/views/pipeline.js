@@ -59,7 +59,6 @@ const specsOf = (metrics) => [
     about: "samples of a step, by reason",
     ...SHORT,
     noSmooth: true,
-    absentIs: 0,
     absent: "No sample was dropped.",
     lines: metrics.filter((key) => key.startsWith("dropped_")).map((key) => ({ key, label: words(key.slice(8)) })),
   },
@@ -80,13 +79,14 @@ function figures(answer, tiles) {
     rate = (value) => (value === null ? "–" : compact(value)),
     generated = mean("tokens_generated"),
     idle = mean("engine_busy") === null ? 0 : 1 - mean("engine_busy"),
+    paused = step ? (mean("pause_s") ?? 0) / step : 0,
     waits = step ? (mean("wait_batch_s") ?? 0) / step : 0;
   const who =
     Math.max(waits, idle) < WAITS_FROM
       ? ["nobody", `less than ${percent(WAITS_FROM, 0)} of the time`]
       : waits >= idle
         ? ["the trainer", `${percent(waits, 0)} of its time, for samples`]
-        : ["the engines", `${percent(idle, 0)} of their time, for slots`];
+        : ["the engines", `${percent(idle, 0)} of their time, ${paused > idle / 2 ? "for new weights" : "for slots"}`];
   tiles.set(
     ["Who waits", ...who],
     ["Engines busy", percent(mean("engine_busy"), 0), `${duration(mean("pause_s"))} paused a step`],
