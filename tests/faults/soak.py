@@ -191,7 +191,9 @@ class Soak:
         print(f"reward: {first:.3f} at first; steps to {num_steps}: {same:.3f}, ", end="")
         print(f"undisturbed {goal:.3f}; at the end, step {len(rewards)}: {last:.3f}")
         if min(same, last) < max(first, goal - REWARD_MARGIN):
-            self.problems.append(f"the reward went from {first:.3f} to {same:.3f}, then {last:.3f}; undisturbed it is {goal:.3f}")
+            self.problems.append(
+                f"the reward went from {first:.3f} to {same:.3f}, then {last:.3f}; undisturbed it is {goal:.3f}"
+            )
 
     def clean_up(self) -> None:
         """Leave no process."""
