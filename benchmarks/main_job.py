@@ -50,7 +50,7 @@ def run_job(folder: Path, settings: list[str], *, config: Path = CONFIG) -> dict
     if job.returncode != 0:
         sys.exit(f"the job ended with {job.returncode}")
     summary = json.loads((folder / "summary.json").read_text())
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_bytes().splitlines()]
     mixed = sum(len(set(sample["versions"])) > 1 for sample in samples)
     return {
         "wall_s": round(wall_s, 1),

@@ -99,7 +99,7 @@ def _run(config: Path, overrides: dict[str, Any], num_steps: int, folder: Path) 
 
 def _samples_per_s(folder: Path) -> float:
     """Of a run, without its first quarter: the rest's samples over the rest's time."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     lines = lines[len(lines) // 4 :]
     return sum(line["samples"] for line in lines) / sum(line["time_s"] for line in lines)
 

@@ -83,8 +83,8 @@ def run(seed: int, settings: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         job = main_job.run_job(folder, settings, config=CONFIG)
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
         samples = json.loads((folder / "summary.json").read_text())["samples"]
     rewards = [line["reward_mean"] for line in lines]
     rise, half = slope(rewards)

@@ -118,7 +118,7 @@ def run_job(folder: Path, num_steps: int, *, seen: bool) -> dict[str, Any]:
     if job.returncode != 0:
         sys.exit(f"the job ended with {job.returncode}")
     wall_s = time.monotonic() - started
-    steps = [json.loads(line)["time_s"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line)["time_s"] for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
     states = [json.loads(path.read_text()) for path in (folder / "trackers").glob("*.json")]
     complete = all(state["is_finished"] and state["sent"]["metrics.jsonl"] == num_steps for state in states)
     if len(states) != (len(TRACKERS) if seen else 0) or not complete:

@@ -141,9 +141,9 @@ def run_prl(task: Task, seed: int, folder: Path, learning_rate: float) -> dict[s
     for setting in [*task.settings(seed, learning_rate), *own]:
         command += ["--set", setting]
     measured = _watched(command, folder / "prl.log", {})
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     seconds = list(accumulate(step["time_s"] for step in steps))
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (run / "events.jsonl").read_bytes().splitlines()]
     started = next(event["time"] for event in events if event["event"] == "started")
     start_s = datetime.fromisoformat(started).timestamp() - measured["launched_at"]
     means = {

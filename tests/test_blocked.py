@@ -166,11 +166,11 @@ def test_a_reward_that_blocks_the_loop_is_named_in_the_events(tmp_path: Path) ->
             await pipeline.step()
 
     asyncio.run(main())
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_bytes().splitlines()]
     warned = [event for event in events if event.get("where", "").startswith(f"sluggish ({__file__}:")]
     assert {event["level"] for event in warned} == {"warning"}
     assert max(event["seconds"] for event in warned) >= 0.3
-    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()]
     assert max(line["loop_lag_ms"] for line in metrics) >= 300
 
 

@@ -22,7 +22,7 @@ from tests.virtual import in_virtual_time
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def write_spans(path: Path, count: int, *, lanes: int = 1) -> None:

@@ -39,7 +39,7 @@ def test_an_evaluation_says_what_it_found(config: Path, capsys: pytest.CaptureFi
     ]
     assert "3 prompts, 6 answers" in out
     assert "95% interval" in out
-    answers = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
+    answers = [json.loads(line) for line in Path("answers.jsonl").read_bytes().splitlines()]
     assert [answer["prompt_id"] for answer in answers] == [0, 0, 1, 1, 2, 2]
     assert set(answers[0]) == {"prompt_id", "prompt", "answer", "reward", "expected", "num_tokens", "finish"}
     assert sorted(path.name for path in Path().iterdir()) == ["answers.jsonl", "tmp", "try.toml"]

@@ -41,7 +41,7 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
 
 def samples_of(run_dir: Path) -> list[dict[str, Any]]:
     """What was trained."""
-    return [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (run_dir / "samples.jsonl").read_bytes().splitlines()]
 
 
 @contextlib.contextmanager

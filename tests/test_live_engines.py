@@ -62,9 +62,9 @@ def test_an_engine_is_added_and_another_removed(tmp_path: Path, started: list[Jo
     job.process.send_signal(signal.SIGINT)
     job.wait_for("ending the processes")
     assert job.end() == 0
-    events = [json.loads(line)["event"] for line in (job.run_dir / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line)["event"] for line in (job.run_dir / "events.jsonl").read_bytes().splitlines()]
     assert not [event for event in events if "lost" in event]
-    metrics = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_text().splitlines()]
+    metrics = [json.loads(line) for line in (job.run_dir / "metrics.jsonl").read_bytes().splitlines()]
     assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
     assert max(line["lag_max"] for line in metrics) == 1
     assert sum(line["streams_moved"] + line["engine_restarts"] for line in metrics) == 0

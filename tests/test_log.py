@@ -178,7 +178,7 @@ def test_a_second_run_appends(tmp_path: Path) -> None:
     for word in ("first", "second"):
         with log.configure(tmp_path):
             log.get_logger("x").info(word)
-    assert [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_text().splitlines()] == [
+    assert [json.loads(line)["event"] for line in (tmp_path / "events.jsonl").read_bytes().splitlines()] == [
         "first",
         "second",
     ]

@@ -18,7 +18,7 @@ CONFIG = ROOT / "configs/math.toml"
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 @pytest.mark.timeout(600)

@@ -60,7 +60,7 @@ def simulated(**changes: Any) -> Config:
 
 def lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 async def take_steps(pipeline: prl.Pipeline, count: int) -> list[prl.StepReport]:

@@ -29,7 +29,7 @@ def report(step: int = 1, **changes: Any) -> StepReport:
 
 def lines(path: Path) -> list[Any]:
     """The objects of a JSONL file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def steps(path: Path) -> list[int]:

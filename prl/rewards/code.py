@@ -171,7 +171,7 @@ def _ended_badly(ran: Ran, limits: Limits) -> tuple[str, str] | None:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip() for line in text.rstrip().split("\n")]  # not at what else Unicode takes for the end of a line
 
 
 def _equal(given: Any, right: Any) -> bool:

@@ -110,7 +110,7 @@ def test_a_run_trains_on_a_parquet_file(parquet: list[str], capsys: pytest.Captu
     """Two steps of a simulated run; the data is known to the checkpoint, and a changed file is refused on resume."""
     words = ["run", *parquet, "run.num_steps=2", "eval.num_samples=2", "--run-dir", "run", "--plain"]
     assert main(words) == 0
-    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in Path("run/samples.jsonl").read_bytes().splitlines()]
     assert {sample["prompt_id"] for sample in samples} == {0, 1, 2, 3}
     assert "1 + 1 = ?" in samples[-1]["prompt"] + samples[0]["prompt"] + samples[2]["prompt"]
     import datasets

@@ -156,7 +156,7 @@ def test_the_rows_in_the_band_are_asked_more_often(tmp_path: Path) -> None:
     """What is always or never solved comes up half as often as the others where it rests one epoch in two."""
     config, run = config_of(tmp_path, num_steps=30, checkpoint_every=0), tmp_path / "run"
     virtual_time.run(killed_after(config, run, seconds=1e6, resume=False))
-    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    samples = [json.loads(line) for line in (run / "samples.jsonl").read_bytes().splitlines()]
     asked = Counter(int(sample["prompt"].partition("q")[2].partition("<")[0]) for sample in samples)
     outside = [asked[row] for row in EASY | HARD]
     inside = [asked[row] for row in range(NUM_ROWS) if row not in EASY | HARD]

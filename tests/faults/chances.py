@@ -242,11 +242,11 @@ def check(run: Path, max_lag: int | None) -> None:
     accounts = journal.read(run / "journal").ledger.accounts()
     assert (accounts.lost, accounts.trained_twice) == ([], []), accounts
     assert accounts.trained == 2 * NUM_STEPS, accounts
-    metrics = [msgspec.json.decode(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    metrics = [msgspec.json.decode(line) for line in (run / "metrics.jsonl").read_bytes().splitlines()]
     assert [line["step"] for line in metrics] == list(range(1, NUM_STEPS + 1)), "a step is missing, or there twice"
     lag = max(line["lag_max"] for line in metrics)
     assert max_lag is None or lag <= max_lag, f"a lag of {lag}"
-    for line in (run / "samples.jsonl").read_text().splitlines():
+    for line in (run / "samples.jsonl").read_bytes().splitlines():
         sample = msgspec.json.decode(line)
         pairs = zip(sample["token_ids"], sample["versions"], strict=True)
         mixed = [pair for pair in pairs if pair[0] >= FIRST_VERSION_TOKEN and pair[0] - FIRST_VERSION_TOKEN != pair[1]]

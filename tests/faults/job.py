@@ -183,5 +183,5 @@ def _lines_of(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file that is being written."""
     if not path.exists():
         return []
-    whole, _, _ = path.read_text().rpartition("\n")
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
     return [json.loads(line) for line in whole.splitlines()]

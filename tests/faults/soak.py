@@ -187,10 +187,13 @@ class Soak:
         num_steps = min(len(rewards), len(reference))
         goal = statistics.mean(reference[:num_steps][-WINDOW:])
         same, last = statistics.mean(rewards[:num_steps][-WINDOW:]), statistics.mean(rewards[-WINDOW:])
-        print(f"reward: {statistics.mean(rewards[:5]):.3f} at first; steps to {num_steps}: {same:.3f}, ", end="")
+        first = statistics.mean(rewards[:5])
+        print(f"reward: {first:.3f} at first; steps to {num_steps}: {same:.3f}, ", end="")
         print(f"undisturbed {goal:.3f}; at the end, step {len(rewards)}: {last:.3f}")
-        if min(same, last) < goal - REWARD_MARGIN:
-            self.problems.append(f"the reward rose to {same:.3f}, then {last:.3f}; undisturbed it is {goal:.3f}")
+        if min(same, last) < max(first, goal - REWARD_MARGIN):
+            self.problems.append(
+                f"the reward went from {first:.3f} to {same:.3f}, then {last:.3f}; undisturbed it is {goal:.3f}"
+            )
 
     def clean_up(self) -> None:
         """Leave no process."""

@@ -225,6 +225,7 @@ CALLS = (
     [
         ("print(sum(map(int, input().split())))", ADD, 1.0, "passed"),
         ("print(3)", ADD, 0.5, "wrong_output"),
+        ("print('a\\u2028b')", ({"input": "", "output": "a\nb"},), 0.0, "wrong_output"),
         ("1/0", ADD, 0.0, "program_failed"),
         ("def add(a, b): return a + b", CALLS, 1.0, "passed"),
         ("def add(a, b): return 3", CALLS, 0.5, "wrong_result"),

@@ -74,4 +74,4 @@ class Shapeless:
 
 def notes(path: Path) -> list[list[Any]]:
     """What a ``Notebook`` has written."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]

@@ -37,7 +37,7 @@ class Clock:
 
 def events(folder: Path) -> list[dict[str, Any]]:
     """What was logged."""
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
 
 
 async def test_a_run_that_is_resumed_goes_on_with_its_curves(tmp_path: Path) -> None:

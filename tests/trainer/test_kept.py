@@ -94,7 +94,7 @@ def test_a_run_whose_trainer_dies_learns_the_same(tmp_path: Path, scripts: list[
     assert [line["step"] for line in lines(tmp_path / "disturbed" / "metrics.jsonl")] == list(range(1, NUM_STEPS + 1))
     accounts = journal.read(tmp_path / "disturbed" / "journal").ledger.accounts()
     assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
-    events = [json.loads(line) for line in (tmp_path / "disturbed" / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (tmp_path / "disturbed" / "events.jsonl").read_bytes().splitlines()]
     assert any(event["event"] == "the trainer is started again" for event in events)
 
 

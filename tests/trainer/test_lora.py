@@ -127,7 +127,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(request: pytest.FixtureRequest, num_r
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
     numbers = msgspec.json.decode((folder / "rank-0.json").read_bytes())
     for a, b in zip(numbers["reports"][3:], numbers["reports_resumed"], strict=True):
-        assert {**a, "train_s": 0} == {**b, "train_s": 0}
+        assert {**a, "train_s": 0, "phases": []} == {**b, "train_s": 0, "phases": []}
         assert a["kl_reference"] > 0
 
 
