@@ -110,11 +110,19 @@ def split_percent(text: str) -> tuple[str, bool]:
 
 
 def currency_before(text: str) -> Split | None:
-    r"""``\$18.90``, ``-\$5``, ``\$5 per hour``: whatever is counted behind the number is money."""
+    r"""``\$18.90``, ``-\$5``, ``\$5 per hour``: what is counted is money, or money for each of a measure."""
     if not (match := _CURRENCY.match(text)):
         return None
-    formula, _ = split_unit(match.group(1) + match.group(3) + text[match.end() :])
-    return formula, read_unit(match.group(2).removeprefix("\\"))
+    formula, behind = split_unit(match.group(1) + match.group(3) + text[match.end() :])
+    money = read_unit(match.group(2).removeprefix("\\"))
+    return formula, _rate_of(money, behind) if money is not None and behind is not None else money
+
+
+def _rate_of(money: Unit, behind: Unit) -> Unit:
+    """Money, for each of what stands ``behind`` the number where that says so: ``per hour``, ``dollars per hour``."""
+    if all(exponent < 0 for _, exponent in behind.dimensions):
+        return Unit(tuple(sorted((*money.dimensions, *behind.dimensions))), money.factor * behind.factor)
+    return behind if set(money.dimensions) < set(behind.dimensions) else money
 
 
 def currency_behind(text: str) -> Split | None:
