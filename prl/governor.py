@@ -12,6 +12,7 @@ Invariants:
   ``pipeline.max_lag`` allows, so that bound holds whatever is measured; fewer slots are a lower bound (``buffer.py``).
 - A batch shows the lag of what was admitted as many steps before as it lags. What is measured is set against the slots
   that there were *then*, so that a move of its own does not look like another drift, and it does not ring.
+- Slots are whole: where the aim lies between two neighbours, each outside the dead band, it stays at the lower one.
 - After a move it looks again only at batches of which some were admitted since; a move is at most by ``MOST_CHANGE``,
   and none is made within ``DEAD_BAND`` of the aim.
 """
@@ -47,7 +48,7 @@ class Governor:
         self._aim = -math.log(target)
         self._least, self._most, self._synchronous = least, most, synchronous
         self._slots = float(least if start is None else start)
-        self._then: deque[float] = deque([self._slots], maxlen=_HISTORY)
+        self._then: deque[int] = deque([self.slots], maxlen=_HISTORY)
         self._seen: deque[tuple[float, float]] = deque(maxlen=WINDOW)
         self._num_since_move = 0
 
@@ -64,7 +65,7 @@ class Governor:
             lag: of its oldest token, in steps.
         """
         then = self._then[-1 - min(max(0, lag), len(self._then) - 1)]
-        self._then.append(self._slots)
+        self._then.append(self.slots)
         self._num_since_move += 1
         if ess > 0 and math.isfinite(ess):
             self._seen.append((max(LEAST_LOSS, -math.log(min(1.0, ess))), max(1.0, then - self._synchronous)))

@@ -35,7 +35,7 @@ def test_no_deadline_moves_with_the_clock_on_the_wall() -> None:
         "blocked.py": ["time.time"],  # since when, for another process
         "asking.py": ["datetime.now"] * 2,  # how long ago another process wrote a line: there is no other common clock
         "timeline.py": ["time.time"] * 2,  # what people read beside other logs
-        "view/runs.py": ["time.time"],  # how long ago another machine wrote a file
+        "view/run_lines.py": ["time.time"],  # how long ago another machine wrote a file
         "report/page.py": ["datetime.now"],  # when it was made
         "trackers/mlflow.py": ["time.time"],  # a field of the protocol, as the next
         "trackers/event_file.py": ["time.time"] * 3,
