@@ -174,7 +174,8 @@ async def _watch(
                 ]
             if not all(task.result() for task in reads):
                 outcome = "exhausted_output"
-            await process.wait()
+            else:
+                await process.wait()
     except TimeoutError:
         outcome = "exhausted_wall"
     return outcome, stdout.decode(errors="replace"), stderr.decode(errors="replace")
@@ -183,8 +184,12 @@ async def _watch(
 async def _put_away(process: asyncio.subprocess.Process, report: IO[bytes]) -> str | None:
     """Kill what is left and wait until nothing is: what was reported, or None where that took too long."""
     signal_group(process.pid, signal.SIGKILL)
+    # Output past a limit is not read to its end, and asyncio waits for that end; there is no public way to give it up.
+    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
     reader = asyncio.StreamReader()
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), report)
+    # The loop's own: it closes what it is given, and later than here, when the number may be another file's.
+    own = os.fdopen(os.dup(report.fileno()), "rb", 0)
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), own)
     try:
         async with asyncio.timeout(_REAP_TIMEOUT_S):
             await process.wait()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
 import os
 import socket
 import sys
@@ -16,6 +18,7 @@ from prl.errors import PluginError
 from prl.rewards import sandbox
 from prl.rewards.code import Code
 from prl.rewards.sandbox import Limits, Ran, SandboxError, describe, run
+from prl.shell import run_to_exit
 from prl.types import Prompt
 from tests.rewards.samples import completion
 
@@ -151,6 +154,32 @@ async def test_a_memory_bomb_is_an_error_of_its_own() -> None:
 async def test_a_limit_is_an_outcome(program: str, limits: Limits, outcome: str) -> None:
     """Endless programs end, with the name of the limit."""
     assert (await shut_in(program, limits=limits)).outcome == outcome
+
+
+async def test_output_past_the_limit_leaves_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of it was not read: a stream that is full reads no end."""
+    full_at_once = functools.partial(asyncio.create_subprocess_exec, limit=1024)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", full_at_once)
+    await shut_in("pass")
+    before = psutil.Process().num_fds()
+    gc.disable()
+    try:
+        ran = await shut_in("while True: print('x' * 1000)")
+    finally:
+        gc.enable()
+    await asyncio.sleep(0)
+    assert (ran.outcome, psutil.Process().num_fds()) == ("exhausted_output", before)
+
+
+def test_programs_follow_one_another_in_the_loop_of_a_run() -> None:
+    """Where it is uvloop, which closes what it reads in its own time: no file of another program is closed for it."""
+
+    async def main() -> int:
+        ran = [await shut_in(f"print({number})") for number in range(4)]
+        assert [each.stdout for each in ran] == ["0\n", "1\n", "2\n", "3\n"]
+        return 7
+
+    assert run_to_exit(main()) == 7
 
 
 async def test_a_cancelled_run_leaves_no_process() -> None:
