@@ -8,7 +8,7 @@ with none of it (target: below 1.02). The two sides run in turns, each first as
 often as second. The first steps, in which trackers and engines warm up together, are left out, and are in the walls of
 the whole jobs. The processor time of all processes is beside it: it says what is spent even where the steps do not get
 longer. Who looks asks for more than a tab does, which shows one view, and is no browser: that runs on the machine of
-whoever looks. ``--quick`` takes two pairs of 20 steps instead of six of 60.
+whoever looks. ``--quick`` takes two pairs of 20 steps instead of four of 60.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def run_job(folder: Path, num_steps: int, *, seen: bool) -> dict[str, Any]:
 
 def measure(quick: bool) -> dict[str, Any]:
     """Pairs of runs, each side first in every other one."""
-    num_pairs, num_steps = (2, 20) if quick else (6, 60)
+    num_pairs, num_steps = (2, 20) if quick else (4, 60)
     runs: list[dict[str, Any]] = []
     for pair in range(num_pairs):
         for seen in (pair % 2 == 0, pair % 2 == 1):
