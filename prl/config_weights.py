@@ -30,7 +30,8 @@ class WeightsConfig(Table, frozen=True, kw_only=True):
     """Engines that stand still for an update at once: one group of so many, at most half of all, after another, so that
     the others sample on. The trainer waits for the last. 0 updates all at once."""
     timeout_s: PositiveFloat = 60.0
-    """Deadline of one whole update, verification included; where groups take turns, of each turn."""
+    """Deadline of one whole update, and again of its verification by the engines, which is beside what they do next;
+    where groups take turns, of each turn."""
     verify_every: NonNegative = 1
     """Compare engine and trainer on probe tokens after every n-th update; 0 never (at the start it is always done)."""
     verify_tolerance: PositiveFloat | None = None

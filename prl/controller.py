@@ -5,7 +5,7 @@
       ^                                                           |
       |                                              step: take --+--> batch --> train --> v+1
       |                                                                                     |
-      +------------------- release <--- engines serve v+1 <--- push (pause, load, resume) --+
+      +------------------- release <--- engines serve v+1 <--- push (``update_ways.py``) ---+
 
     loop      consumes               waits for                 is unblocked by             produces
     admit     prompts, free slots    a free slot               release, drop               rollout tasks

@@ -96,6 +96,8 @@ class Deadlines:
         self._limits: dict[_Limit, None] = {}
         self._holders: set[object] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        """When it fires. Uvloop's handle of what is due at once cannot be asked."""
 
     def timeout(self, limit_s: float) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """Bound the body as ``asyncio.timeout`` does, holds and sleep not counted."""
@@ -107,7 +109,7 @@ class Deadlines:
         if not self._holders:
             loop = asyncio.get_running_loop()
             limit.run(loop.time())
-            if limit.due is not None and (self._timer is None or limit.due < self._timer.when()):
+            if limit.due is not None and (self._timer is None or limit.due < self._timer_due):
                 self._set_timer(loop, limit.due)
 
     def end(self, limit: _Limit) -> None:
@@ -147,7 +149,9 @@ class Deadlines:
     def _set_timer(self, loop: asyncio.AbstractEventLoop, due: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if due is None else loop.call_at(due, self._expire)
+        self._timer = None
+        if due is not None:
+            self._timer, self._timer_due = loop.call_at(due, self._expire), due
 
 
 _nearest: ContextVar[Deadlines | None] = ContextVar("the nearest awake_timeout", default=None)

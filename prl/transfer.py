@@ -165,6 +165,20 @@ class GlooGroup:
             yield _intact(here, version)
 
 
+def finite(version: int, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The same as it comes. What is not finite is an error behind the last, for the group hears of transfers only.
+
+    Raises:
+        WeightSyncError: a value is not finite.
+    """
+    bad = ""
+    for name, tensor in tensors:
+        bad = bad or ("" if torch.isfinite(tensor).all() else name)
+        yield name, tensor
+    if bad:
+        raise WeightSyncError(f"version {version} of {bad} holds a value that is not finite")
+
+
 def _intact(message: Tensor, version: int) -> Tensor:
     """The payload of a message. Raises WeightSyncError where it is not what its checksum is of."""
     size = len(message) - _CRC_BYTES

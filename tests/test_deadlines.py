@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import uvloop
 
 from prl.deadlines import Deadlines, awake_timeout
 from prl.engines.guarded_stream import TokenDeadlines, Wait
@@ -39,6 +40,18 @@ async def test_a_hold_is_not_counted() -> None:
         after = group.create_task(waits(deadlines, 5.0))
     assert [before.result(), within.result(), after.result()] == [105.0, 55.0, 5.0]
     assert await waits(deadlines, 1.0) == 1.0
+
+
+def test_a_wait_may_begin_while_another_is_due_at_once() -> None:
+    """On uvloop, as in a run: what is due within half a millisecond has a handle that does not say when."""
+
+    async def main() -> None:
+        deadlines = Deadlines()
+        async with deadlines.timeout(1e-5), deadlines.timeout(60.0):
+            pass
+        assert await waits(deadlines, 0.001) > 0
+
+    uvloop.run(main())
 
 
 @in_virtual_time

@@ -44,7 +44,7 @@ from prl.engines.vllm_spans import name_versions_early
 from prl.engines.vllm_twin import Twin, has_twin
 from prl.errors import WeightSyncError
 from prl.process import die_with_parent
-from prl.transfer import GlooGroup
+from prl.transfer import GlooGroup, finite
 from prl.types import BUCKET_BYTES, TensorSpec, WeightGroup
 
 HOST = "PRL_VLLM_HOST_PID"
@@ -158,7 +158,7 @@ class GlooTransferEngine(WeightTransferEngine):  # type: ignore[misc]  # vLLM is
             return
         if staged is None:
             with self._coming(update_info) as tensors:
-                load_weights(self.model, self.model_config, _finite(update_info.version, tensors))
+                load_weights(self.model, self.model_config, finite(update_info.version, tensors))
             return
         arrived = staged.result()
         if arrived.version != update_info.version:
@@ -220,7 +220,7 @@ class Arrived:
             self._twin = Twin(model)
             self._twin.load(tensors)
             return
-        self._tensors = list(_finite(self.version, tensors))
+        self._tensors = list(finite(self.version, tensors))
 
     def put_in_place(self, model: Any, model_config: Any) -> None:
         """Make ``model`` serve it. Only while the engine stands still."""
@@ -233,11 +233,3 @@ class Arrived:
         """Free what is no longer needed: after the swap, the weights of the version before."""
         self._twin = None
         self._tensors = []
-
-
-def _finite(version: int, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same, as long as every value is finite."""
-    for name, tensor in tensors:
-        if not torch.isfinite(tensor).all():
-            raise WeightSyncError(f"version {version} of {name} holds a value that is not finite")
-        yield name, tensor

@@ -4,8 +4,8 @@ Invariants:
 
 - A stream of the pool ends in exactly one way: one chunk with a finish, last; or one EngineError that names the engine;
   or its consumer closed it. Whichever it is, the engine's stream is closed and uncounted before the pool's ends.
-- A stream is admitted only while an engine does not stand still for new weights; how they come to them, all at once or
-  in turns, is told in ``updated.py``.
+- Where all engines take up new weights at once no stream is admitted meanwhile; where they take turns it is placed on
+  one that goes on, if one is left. How they come to them is told in ``updated.py``.
 - The versions of a stream never decrease, also where it goes on behind tokens that another engine sampled while engines
   take turns: it is placed where the weights are as new (``at_least``).
 - The wait for a token has a deadline, which does not run while engines take up new weights. Those of a stream for the

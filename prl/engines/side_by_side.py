@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from prl.engines.base import Engine
 from prl.errors import EngineDeadError, EngineError, PrlError
+from prl.failure import failures_to
 from prl.waits import waiting
 
 FAILURE_GRACE_S = 0.5
@@ -43,12 +44,12 @@ class SideBySide:
         self.pending = {engine.name: call for engine in engines}
 
         async def one(engine: Engine) -> None:
-            try:
-                with waiting(engine.name, call):
-                    results[engine.name] = await work(engine)
-            except Exception as error:  # noqa: BLE001 - raised below, together with the other engines' failures
+            def fail(error: Exception) -> None:
                 failures[engine.name] = error
                 asyncio.get_running_loop().call_later(FAILURE_GRACE_S, cancel_all)
+
+            with failures_to(fail, call), waiting(engine.name, call):
+                results[engine.name] = await work(engine)
             del self.pending[engine.name]
 
         def cancel_all() -> None:

@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from transformers.utils import logging
 from prl import adapters
 from prl.engines.host_protocol import Start
 from prl.errors import WeightSyncError
-from prl.transfer import GlooGroup
+from prl.transfer import GlooGroup, finite
 from prl.types import WeightUpdate
 
 
@@ -50,7 +49,7 @@ class Arrived:
     def __init__(self, model: Any, update: WeightUpdate, group: GlooGroup) -> None:
         self._version, self._device = update.version, model.device
         self._targets = _targets_or_decline(model, update, group)
-        self._tensors = dict(_finite(update.version, list(group.receive(update.version, update.manifest))))
+        self._tensors = dict(finite(update.version, list(group.receive(update.version, update.manifest))))
         if _is_thin(update):
             base = adapters.Base(model.config.name_or_path)
             self._tensors = base.merged(update.version, self._tensors, model.dtype)
@@ -77,7 +76,7 @@ def receive_in_place(model: Any, update: WeightUpdate, group: GlooGroup) -> None
         return
     targets = _targets_or_decline(model, update, group)
     with contextlib.closing(group.receive(update.version, update.manifest)) as tensors:
-        for name, tensor in _finite(update.version, tensors):
+        for name, tensor in finite(update.version, tensors):
             targets[name].copy_(tensor)
     _wait_for(model.device)
 
@@ -86,16 +85,6 @@ def _wait_for(device: torch.device) -> None:
     """The generation thread computes on a stream of its own."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _finite(version: int, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The same as it comes. What is not finite is an error behind the last, for the group hears of transfers only."""
-    bad = ""
-    for name, tensor in tensors:
-        bad = bad or ("" if torch.isfinite(tensor).all() else name)
-        yield name, tensor
-    if bad:
-        raise WeightSyncError(f"version {version} of {bad} holds a value that is not finite")
 
 
 def _is_thin(update: WeightUpdate) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,13 @@ from prl.engines.server_command import server_command, server_environment
 from prl.engines.server_questions import Wanted
 from prl.engines.vllm_environment import is_cpu_build
 from prl.process import Child, free_port
-from prl.types import WeightUpdate
 from tests.engines.contract import Subject
-from tests.engines.killed_sender import break_off
 from tests.engines.vllm_factory import (
     FIRST_READABLE,
     MAX_NUM_SEQS,
     SIZES,
+    TrainedSubject,
     Trainer,
-    manifest_of,
     perturb,
     readable,
     tiny_model,
@@ -69,57 +68,18 @@ def server_engine(
     return ServerEngine(index=index, url=url, config=EngineConfig(**(settings | config)), wanted=wanted)
 
 
-class ServerSubject(Subject):
-    """A tied model whose tokens tell the version that sampled them."""
-
-    def __init__(self, trainer: Trainer, server: Child) -> None:
-        (engine,) = trainer.engines
-        super().__init__(engine, prompt=[5, 6, 7, 8], max_num_seqs=MAX_NUM_SEQS, long=900)
-        self._trainer, self._server = trainer, server
-
-    async def transfer(self, version: int) -> None:
-        """Send weights that sample one token, and other ones than before for every other token too."""
-        readable(self._trainer.model, version)
-        perturb(self._trainer.model, "", by=1e-4)
-        await self._send(version)
+class ServerSubject(TrainedSubject):
+    """Its tokens tell the version that sampled them."""
 
     def version_of(self, token: int) -> int | None:
         """What ``readable`` weights of each version sample."""
         return token - FIRST_READABLE
 
-    async def failing_transfer(self, version: int) -> None:
-        """Send another version than the engine was told."""
-        await self._send(version, sent_version=version + 1)
 
-    async def _send(self, version: int, sent_version: int | None = None) -> None:
-        self._trainer.version = version - 1
-        failures = await self._trainer.send(self._trainer.tensors(), sent_version=sent_version)
-        if failures[1] is not None:
-            raise failures[1]
-
-    async def stage(self, version: int) -> WeightUpdate:
-        """Perturb the model and send it beside generation."""
-        readable(self._trainer.model, version)
-        perturb(self._trainer.model, "", by=1e-4)
-        self._trainer.version = version - 1
-        return await self._trainer.stage(self._trainer.tensors())
-
-    async def break_off(self, version: int) -> None:
-        """Of a sender in a process of its own, which is killed."""
-        await break_off(self.engine, manifest_of(self._trainer.tensors()), version)
-
-    async def reconnect(self) -> None:
-        """As at the start."""
-        self._trainer.close()
-        self._trainer = await Trainer.connect(self._trainer.engines, self._trainer.model)
-
-    def close(self) -> None:
-        """Leave the weight group."""
-        self._trainer.close()
-
-    async def kill(self) -> None:
-        """SIGKILL of the server and all its processes."""
-        os.killpg(self._server.pid, signal.SIGKILL)
+def make_readable(model: Any, version: int) -> None:
+    """Weights that sample one token, and other ones than before for every other token too."""
+    readable(model, version)
+    perturb(model, "", by=1e-4)
 
 
 @asynccontextmanager
@@ -144,7 +104,7 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
                 assert not ending.done(), ending.result()
                 ending.cancel()
             trainer = await Trainer.connect([engine], model)
-            made = ServerSubject(trainer, server)
+            made = ServerSubject(trainer, make_readable, partial(os.killpg, server.pid, signal.SIGKILL))
             yield made
             made.close()
             await engine.close()

@@ -503,6 +503,22 @@ async def test_bug_stays_what_it_is() -> None:
 
 
 @in_virtual_time
+async def test_a_cancellation_from_within_is_a_failure() -> None:
+    """A call that ends as cancelled, though nobody asked for that, is not done: the engine is named."""
+
+    class Leaking(SimulatedEngine):
+        async def score(self, token_ids: list[int]) -> list[float]:
+            raise asyncio.CancelledError
+
+    engines = [
+        kind(index=i, max_num_seqs=1, script=Script(), seed=0) for i, kind in enumerate((SimulatedEngine, Leaking))
+    ]
+    pool = await opened(EnginePool(engines, EngineConfig(), gate_timeout_s=30))
+    with pytest.raises(EngineError, match="score failed on 1 of 2 engines: engine-1: score was cancelled from within"):
+        await pool.score(PROMPT)
+
+
+@in_virtual_time
 async def test_who_did_not_answer_is_known_after_the_deadline() -> None:
     """A caller whose deadline ends a call finds in ``pending`` which engine hung, and ``describe`` says it."""
     pool = await opened(make_pool(Script(), script(CallFault(call="pause", kind="hang"))))

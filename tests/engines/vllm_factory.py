@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,17 +225,23 @@ def core_process(engine: VllmEngine) -> psutil.Process:
     return core
 
 
-class VllmSubject(Subject):
-    """A tied model; every transfer perturbs all of it."""
+class TrainedSubject(Subject):
+    """An engine on a tied model that a ``Trainer`` holds.
 
-    def __init__(self, trainer: Trainer) -> None:
+    Args:
+        trainer: of this engine alone.
+        change: changes all weights of the model, for a version.
+        kill: ends the engine.
+    """
+
+    def __init__(self, trainer: Trainer, change: Callable[[Any, int], None], kill: Callable[[], None]) -> None:
         (engine,) = trainer.engines
         super().__init__(engine, prompt=[5, 6, 7, 8], max_num_seqs=MAX_NUM_SEQS, long=900)
-        self._trainer, self._pid = trainer, core_process(engine).pid
+        self._trainer, self._change, self._kill = trainer, change, kill
 
     async def transfer(self, version: int) -> None:
-        """Perturb the model and send it."""
-        perturb(self._trainer.model, "", by=0.02)
+        """Change the model and send it."""
+        self._change(self._trainer.model, version)
         await self._send(version)
 
     async def failing_transfer(self, version: int) -> None:
@@ -248,8 +255,8 @@ class VllmSubject(Subject):
             raise failures[1]
 
     async def stage(self, version: int) -> WeightUpdate:
-        """Perturb the model and send it beside generation."""
-        perturb(self._trainer.model, "", by=0.02)
+        """Change the model and send it beside generation."""
+        self._change(self._trainer.model, version)
         self._trainer.version = version - 1
         return await self._trainer.stage(self._trainer.tensors())
 
@@ -267,8 +274,13 @@ class VllmSubject(Subject):
         self._trainer.close()
 
     async def kill(self) -> None:
-        """SIGKILL of the core."""
-        os.kill(self._pid, signal.SIGKILL)
+        """SIGKILL of what computes."""
+        self._kill()
+
+
+def perturb_all(model: Any, _: int) -> None:
+    """Perturb all of it."""
+    perturb(model, "", by=0.02)
 
 
 @asynccontextmanager
@@ -280,7 +292,7 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
     engine = make_engine(folder / "model", folder / "logs", stream_interval=2)
     await open_all(engine)
     trainer = await Trainer.connect([engine], model)
-    made = VllmSubject(trainer)
+    made = TrainedSubject(trainer, perturb_all, partial(os.kill, core_process(engine).pid, signal.SIGKILL))
     yield made
     made.close()
     await engine.close()
