@@ -210,7 +210,6 @@ class FsdpTrainer:
         death: TrainerDeadError | None = None
         for _ in range(1 + self._max_deaths):
             address = self._ranks.listen(*self._address)
-            self._address = launch.split_address(address)  # where they come back to, if any port would have done
             await gather_external(self._ranks, self._config, address, after=death)
             try:
                 return await self._load(trainer.start_timeout_s)
