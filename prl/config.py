@@ -184,8 +184,8 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     max_restarts: NonNegative = 3
     """Times that a trainer whose rank died or hung is started again, in one run: from the newest checkpoint, and the
-    steps after it again from the journal. The engines go on meanwhile. Ranks that others start may fail as often again
-    within each of these starts."""
+    steps after it again from the journal. The engines go on meanwhile. Ranks that others start may die as often of the
+    first start besides."""
     heartbeat_timeout_s: PositiveFloat = 30.0
     """A rank that gave no sign of life for this long hangs: it is killed."""
     max_skipped_steps: Positive = 5

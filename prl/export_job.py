@@ -97,7 +97,7 @@ def _of_step(checkpoints: Path, step: int) -> Path:
 
 def _free(out: Path) -> Path:
     """A folder that may be written. Raises ConfigError: there is something."""
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+    if out.exists():
         raise ConfigError(f"--out {out} is there already: name a folder that is not, or remove it")
     return out
 

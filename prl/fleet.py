@@ -79,8 +79,8 @@ class Fleet:
         self._config = config
         self._adding = asyncio.Lock()
         self.trainer = KeptTrainer(
-            lambda folder: machinery.make_trainer(config, model, run_dir, folder),
-            resume,
+            machinery.make_trainer(config, model, run_dir, resume),
+            lambda folder: machinery.make_trainer(config, model, run_dir, folder, is_restart=True),
             newest_checkpoint=lambda: _newest_checkpoint(run_dir / "checkpoints"),
             replay=replay,
             max_restarts=config.trainer.max_restarts,

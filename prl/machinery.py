@@ -96,15 +96,17 @@ def engine_devices(config: Config, place: int) -> list[int]:
     return list(range(first, first + size))
 
 
-def make_trainer(config: Config, model: str, run_dir: Path, resume: Path | None) -> ExaminedTrainer:
-    """The trainer of ``[trainer]``, not opened."""
+def make_trainer(
+    config: Config, model: str, run_dir: Path, resume: Path | None, *, is_restart: bool = False
+) -> ExaminedTrainer:
+    """The trainer of ``[trainer]``, not opened; ``is_restart``: in the place of one that died."""
     if config.trainer.kind == "simulated":
         from prl.trainer.simulated import SimulatedTrainer  # noqa: PLC0415 -- only where it is chosen
 
         return SimulatedTrainer(resume_from=resume)
     from prl.trainer.remote import FsdpTrainer  # noqa: PLC0415 -- only where it is chosen
 
-    return FsdpTrainer(config, model, run_dir, resume)
+    return FsdpTrainer(config, model, run_dir, resume, is_restart=is_restart)
 
 
 def transport_of(config: Config) -> str:

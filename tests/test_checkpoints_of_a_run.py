@@ -347,6 +347,13 @@ def test_where_no_checkpoint_is_left_a_run_does_not_begin_anew(crashed: tuple[Pa
         virtual_time.run(resumed())
     assert (run / "metrics.jsonl").read_bytes() == before
 
+    young, config = tmp_path / "young", config_of(checkpoint_every=0)
+    stopped_after(young, config, 2)
+    (young / "checkpoints" / "step-000002").mkdir(parents=True)
+    start = find_start(young, config)
+    assert (start.checkpoint, start.ledger.step, len(start.batches)) == (None, 2, 2)
+    assert "step-000002 is no complete checkpoint" in str(start.warnings)
+
 
 def test_what_a_killed_write_left_goes_with_the_next_checkpoint(tmp_path: Path) -> None:
     """Half-written folders are ignored when a run looks for its checkpoints, and do not pile up."""

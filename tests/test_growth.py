@@ -55,7 +55,7 @@ class Mortals:
         script = Script(open_s=0.2, die_at_s=self._random.uniform(0.3, 1.2))
         return self._born(SimulatedEngine(index=index, max_num_seqs=8, script=script, seed=0))
 
-    def trainer(self, _: Config, __: str, ___: Path, resume: Path | None) -> SimulatedTrainer:
+    def trainer(self, _: Config, __: str, ___: Path, resume: Path | None, **____: bool) -> SimulatedTrainer:
         """Stand in for ``machinery.make_trainer``."""
         script = TrainerScript(open_s=0.2, die_at_s=self._random.uniform(5.0, 20.0))
         return self._born(SimulatedTrainer(publish_s=0.05, resume_from=resume, script=script))

@@ -180,6 +180,21 @@ def stopped_after(run: Path, config: Config, steps: int) -> None:
         virtual_time.run(main())
 
 
+def resumed_to_the_end(run: Path, config: Config) -> int:
+    """Go on to the last step, with every prompt accounted for; the steps that were done already."""
+
+    async def main() -> int:
+        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
+            done = pipeline.step_number
+            await take_steps(pipeline, NUM_STEPS - done)
+            return done
+
+    done = virtual_time.run(main())
+    accounts = accounts_of(run)
+    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+    return done
+
+
 def test_what_was_sampled_is_used(tmp_path: Path) -> None:
     """Finished groups wait to be trained and streams go on from their tokens: nothing is sampled twice."""
     run, config = tmp_path / "run", config_of(max_lag=2)
@@ -234,14 +249,7 @@ def test_without_a_journal_the_checkpoint_alone_is_enough(tmp_path: Path) -> Non
     start = find_start(run, config)
     assert start.ledger.step == 3
     assert any("holds no journal" in warning for warning in start.warnings)
-
-    async def resumed() -> None:
-        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
-            await take_steps(pipeline, NUM_STEPS - 3)
-
-    virtual_time.run(resumed())
-    accounts = accounts_of(run)
-    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+    assert resumed_to_the_end(run, config) == 3
 
 
 def test_lost_groups_send_the_run_back_to_its_checkpoint(tmp_path: Path) -> None:
@@ -252,15 +260,7 @@ def test_lost_groups_send_the_run_back_to_its_checkpoint(tmp_path: Path) -> None
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 0xFF
     segment.write_bytes(bytes(data))
-
-    async def resumed() -> None:
-        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
-            assert 3 <= pipeline.step_number <= 5
-            await take_steps(pipeline, NUM_STEPS - pipeline.step_number)
-
-    virtual_time.run(resumed())
-    accounts = accounts_of(run)
-    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+    assert 3 <= resumed_to_the_end(run, config) <= 5
     assert any("damaged" in str(event) for event in lines(run / "events.jsonl"))
 
 
@@ -274,14 +274,7 @@ def test_a_journal_that_knows_less_than_the_checkpoint_is_not_believed(tmp_path:
     start = find_start(run, config)
     assert (start.ledger.step, start.ledger.accounts().trained) == (3, 2 * 3)
     assert start.warnings
-
-    async def resumed() -> None:
-        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
-            await take_steps(pipeline, NUM_STEPS - 3)
-
-    virtual_time.run(resumed())
-    accounts = accounts_of(run)
-    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+    assert resumed_to_the_end(run, config) == 3
 
 
 def test_a_lost_segment_is_not_made_up_for_by_a_later_one(tmp_path: Path) -> None:
@@ -293,14 +286,7 @@ def test_a_lost_segment_is_not_made_up_for_by_a_later_one(tmp_path: Path) -> Non
     lost.write_bytes(lost.read_bytes()[:10])
     start = find_start(run, config)
     assert (start.ledger.step, start.ledger.accounts().trained) == (2, 2 * 2)
-
-    async def resumed() -> None:
-        async with prl.Pipeline(config, run_dir=run, resume=True) as pipeline:
-            await take_steps(pipeline, NUM_STEPS - 2)
-
-    virtual_time.run(resumed())
-    accounts = accounts_of(run)
-    assert (accounts.lost, accounts.trained_twice, accounts.trained) == ([], [], 2 * NUM_STEPS)
+    assert resumed_to_the_end(run, config) == 2
 
 
 def test_old_checkpoints_and_segments_go(tmp_path: Path) -> None:

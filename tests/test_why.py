@@ -46,7 +46,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Break:
             made.add(index)
             return SimulatedEngine(index=index, max_num_seqs=8, script=script, seed=0)
 
-        def make_trainer(*arguments: Any) -> SimulatedTrainer:
+        def make_trainer(*arguments: Any, **_: bool) -> SimulatedTrainer:
             return SimulatedTrainer(script=trainer, resume_from=arguments[-1])
 
         monkeypatch.setattr(machinery, "make_engine", make_engine)

@@ -74,7 +74,7 @@ def latest(checkpoints: Path, *, verified: bool = False) -> Found:
     Args:
         checkpoints: the folder of all.
         verified: read its contents, and pass it over where they are not what was written. Blocking for as long as that
-            takes: seconds for what fits into memory, minutes where the disk gives less than a GB a second.
+            takes.
     """
     skipped: dict[Path, str] = {}
     for step, folder in reversed(numbered(checkpoints)):

@@ -1,8 +1,7 @@
 """Checksums of the files of a checkpoint: that what is read back is what was written, bit for bit.
 
 - A file's checksum is the CRC-32 of the CRC-32s (4 bytes each, big-endian) of its parts of ``PART_BYTES``, as eight hex
-  digits. In parts, so that several threads share one large file: one core does about 2.5 GB a second, and the lock of
-  the interpreter is not held meanwhile.
+  digits. In parts, so that several threads share one large file: the lock of the interpreter is not held meanwhile.
 - It is taken right after writing, while the system still has the file in memory, by the rank that wrote it. So it finds
   what a disk, a copy or a hand changes later, not what was lost on the way to the disk: that is what fsync is for.
 - It guards against accidents. Who wants to deceive can write a matching checksum.

@@ -4,7 +4,7 @@ Invariants:
 
 - Whoever watches the run is told at once how to start the ranks, and again when the missing ones change or a minute has
   passed: which are missing, and which are here, by host.
-- The same wait follows the death of a rank, at its first start or later: the others left with it (their connections
+- The same wait follows the death of a rank, at the first start or later: the others left with it (their connections
   were closed), and whatever started them starts them again. Where they do not come, the error has the death too.
 """
 

@@ -42,8 +42,8 @@ class KeptTrainer:
     """See the module; the protocol is ``base.Trainer``'s.
 
     Args:
-        make: makes a trainer, not opened, that resumes from a checkpoint or, with None, starts fresh.
-        resume: the checkpoint that the first one resumes from.
+        first: the trainer that a run begins with, not opened.
+        again: makes another, not opened, that resumes from a checkpoint or, with None, starts fresh.
         newest_checkpoint: the newest complete one at the time of a restart. Blocking.
         replay: trains a trainer that holds the weights after so many steps on all steps done since.
         max_restarts: in one run.
@@ -54,8 +54,8 @@ class KeptTrainer:
 
     def __init__(
         self,
-        make: Callable[[Path | None], Trainer],
-        resume: Path | None,
+        first: Trainer,
+        again: Callable[[Path | None], Trainer],
         *,
         newest_checkpoint: Callable[[], Path | None],
         replay: Callable[[Trainer, int], Awaitable[None]],
@@ -66,8 +66,8 @@ class KeptTrainer:
     ) -> None:
         self._timeline = timeline or Timeline()
         self._lanes = [f"{TRAINER_LANES} {rank}" for rank in range(num_ranks)]
-        self._make, self._newest_checkpoint, self._replay = make, newest_checkpoint, replay
-        self._trainer = make(resume)
+        self._trainer, self._again = first, again
+        self._newest_checkpoint, self._replay = newest_checkpoint, replay
         self._max_restarts, self._held = max_restarts, held
         self.num_restarts = self._num_told = 0
         self.apart = True
@@ -260,7 +260,7 @@ class KeptTrainer:
 
     async def _started(self, checkpoint: Path | None) -> Trainer:
         """Another trainer, as far as the run is; or nothing is left of it."""
-        trainer = self._make(checkpoint)
+        trainer = self._again(checkpoint)
         try:
             with self._during("starts"):
                 ready = await _opened(trainer)

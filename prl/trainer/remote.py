@@ -58,10 +58,14 @@ class FsdpTrainer:
         model: a folder, or a hub name.
         run_dir: where ``logs/trainer.log`` (torchrun) and ``logs/trainer-rank-N.log`` are written.
         resume: a complete checkpoint's folder, or None for a fresh start.
+        is_restart: a death while it starts is its end, and counted by whoever starts the next (``kept.py``).
     """
 
-    def __init__(self, config: Config, model: str, run_dir: Path, resume: Path | None) -> None:
+    def __init__(
+        self, config: Config, model: str, run_dir: Path, resume: Path | None, *, is_restart: bool = False
+    ) -> None:
         self._config, self._model, self._resume = config, model, resume
+        self._max_deaths = 0 if is_restart else config.trainer.max_restarts
         self._logs = run_dir / "logs"
         self._torchrun_log = self._logs / "trainer.log"
         self._is_external = config.trainer.launch == "external"
@@ -201,12 +205,11 @@ class FsdpTrainer:
             )
 
     async def _load_external(self) -> list[protocol.Ready]:
-        """The same for ranks that others start; those that die of it are waited for anew, like those that die later."""
+        """The same for ranks that others start; those that die of a run's first start are waited for anew."""
         trainer = self._config.trainer
         death: TrainerDeadError | None = None
-        for _ in range(1 + trainer.max_restarts):
+        for _ in range(1 + self._max_deaths):
             address = self._ranks.listen(*self._address)
-            self._address = launch.split_address(address)  # where they come back to, if any port would have done
             await gather_external(self._ranks, self._config, address, after=death)
             try:
                 return await self._load(trainer.start_timeout_s)

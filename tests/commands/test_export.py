@@ -77,16 +77,22 @@ def test_a_damaged_checkpoint_is_passed_over_and_never_exported(run: Path, capsy
     assert "holds no complete checkpoint: " in capsys.readouterr().err
 
 
-def test_what_cannot_be_exported_is_said_in_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_exported_is_said_in_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No run, no such step, adapters that there are none of, a folder that is taken: nothing is written."""
     (run / "taken").mkdir()
     (run / "taken" / "file").touch()
+    (run / "empty").mkdir()
+    monkeypatch.chdir(run / "empty")
     before = sorted(run.rglob("*"))
     for arguments, message in (
         ([str(run / "nowhere")], "holds no run (it has no config.toml): name the folder of a run, such as runs/math"),
         ([str(run), "--step", "3"], "holds no checkpoint of that step; those that are there: 2, 4"),
         ([str(run), "--adapters"], "trains whole weights (lora.rank = 0); leave it away"),
         ([str(run), "--out", str(run / "taken")], "is there already: name a folder that is not, or remove it"),
+        ([str(run), "--out", str(run / "empty")], "is there already: name a folder that is not, or remove it"),
+        ([str(run), "--out", "."], "is there already: name a folder that is not, or remove it"),
     ):
         assert main(["export", *arguments]) == 2
         said = capsys.readouterr().err

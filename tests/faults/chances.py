@@ -126,7 +126,7 @@ class Fate:
         )
         return PunctualEngine(index=index, max_num_seqs=8, script=script, seed=0)
 
-    def trainer(self, _: Config, __: str, ___: Path, resume: Path | None) -> SimulatedTrainer:
+    def trainer(self, _: Config, __: str, ___: Path, resume: Path | None, **____: bool) -> SimulatedTrainer:
         """One more."""
         draw, calls = self.random, list[CallFault]()
         for call in TRAINER_CALLS:

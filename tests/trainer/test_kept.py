@@ -63,7 +63,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> list[TrainerScript]:
     """What happens to each trainer that is made, in turn; nothing to those after them."""
     left: list[TrainerScript] = []
 
-    def make(_: Config, __: str, ___: Path, resume: Path | None) -> SimulatedTrainer:
+    def make(_: Config, __: str, ___: Path, resume: Path | None, **____: bool) -> SimulatedTrainer:
         return SimulatedTrainer(publish_s=0.3, resume_from=resume, script=left.pop(0) if left else TrainerScript())
 
     monkeypatch.setattr(machinery, "make_trainer", make)
@@ -112,6 +112,22 @@ def test_one_death_too_many_ends_the_run(tmp_path: Path, scripts: list[TrainerSc
     with pytest.raises(TrainerError, match="died"):
         virtual_time.run(whole(tmp_path / "run", config_of(max_lag=1, max_restarts=2)))
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_only_the_first_start_is_no_restart(
+    tmp_path: Path, scripts: list[TrainerScript], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer in the place of a dead one knows it: its own death counts, and it waits for nobody to come back."""
+    told, make = list[bool](), machinery.make_trainer
+
+    def noted(*arguments: Any, is_restart: bool = False) -> Any:
+        told.append(is_restart)
+        return make(*arguments)
+
+    monkeypatch.setattr(machinery, "make_trainer", noted)
+    scripts += [TrainerScript(die_at_s=3.0)] * 2
+    virtual_time.run(whole(tmp_path / "run", config_of(max_lag=1)))
+    assert told == [False, True, True]
 
 
 def test_a_bug_in_the_trainer_is_not_a_death(tmp_path: Path, scripts: list[TrainerScript]) -> None:
@@ -282,8 +298,8 @@ async def test_each_rank_has_a_lane_of_its_own() -> None:
         """No step was done."""
 
     kept = KeptTrainer(
+        TellingTrainer(step_s=0.5),
         lambda _: TellingTrainer(step_s=0.5),
-        None,
         newest_checkpoint=lambda: None,
         replay=nothing,
         max_restarts=0,

@@ -264,10 +264,10 @@ async def _dies_of_its_start(rank: int, port: int, then: Callable[[], None] = la
         then()
 
 
-def _starting(tmp_path: Path) -> tuple[FsdpTrainer, int]:
+def _starting(tmp_path: Path, *, is_restart: bool = False) -> tuple[FsdpTrainer, int]:
     port = free_port()
     table = {"launch": "external", "listen": f"127.0.0.1:{port}", "num_ranks": 2}
-    return FsdpTrainer(make_config(Path("m"), trainer=table), "m", tmp_path, None), port
+    return FsdpTrainer(make_config(Path("m"), trainer=table), "m", tmp_path, None, is_restart=is_restart), port
 
 
 async def test_external_ranks_that_die_of_their_first_start_are_waited_for_again(tmp_path: Path) -> None:
@@ -304,6 +304,16 @@ async def test_ranks_that_do_not_come_back_to_the_first_start_are_told_with_its_
         for rank in range(2):
             group.create_task(_dies_of_its_start(rank, port, hurry))
         with pytest.raises(TrainerError, match=wanted):
+            await trainer.open()
+
+
+async def test_external_ranks_that_die_of_a_restart_are_a_death_at_once(tmp_path: Path) -> None:
+    """Nobody waits for them here: the next start is another restart of the run, and counted as one."""
+    trainer, port = _starting(tmp_path, is_restart=True)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for rank in range(2):
+            group.create_task(_dies_of_its_start(rank, port))
+        with pytest.raises(TrainerDeadError, match=r"trainer rank \d \(pid 100\d on node-3\) died"):
             await trainer.open()
 
 
@@ -440,8 +450,8 @@ async def test_ranks_of_two_hosts_come_back_after_a_death(models: dict[str, Path
         await another.train(make_batch(first, 2))
 
     trainer = KeptTrainer(
-        lambda resume: FsdpTrainer(config, model, tmp_path, resume),
-        None,
+        FsdpTrainer(config, model, tmp_path, None),
+        lambda resume: FsdpTrainer(config, model, tmp_path, resume, is_restart=True),
         newest_checkpoint=lambda: checkpoint.latest(checkpoints).folder,
         replay=replay,
         max_restarts=1,
