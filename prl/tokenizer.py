@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 from prl.errors import ConfigError
 
 _PROBE = "1"
+_LOADING = threading.Lock()
+"""transformers' modules replace themselves as they are first imported: a second thread that does the same meanwhile is
+left with the one that was replaced, where nothing is found."""
 
 
 class Tokenizer:
@@ -41,20 +45,21 @@ class Tokenizer:
     @classmethod
     def load(cls, model: str) -> Tokenizer:
         """The tokenizer of a model folder or hub name. Raises ConfigError where there is none."""
-        from transformers import AutoTokenizer, GenerationConfig  # noqa: PLC0415  (seconds, and only needed here)
+        with _LOADING:
+            from transformers import AutoTokenizer, GenerationConfig  # noqa: PLC0415  (seconds, and only needed here)
 
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(model)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ConfigError(
-                f"model {model!r} has no tokenizer that can be read ({reason}): name a folder with tokenizer.json, "
-                f"or a hub name that can be reached"
-            ) from error
-        try:
-            ends = GenerationConfig.from_pretrained(model).eos_token_id
-        except OSError:  # many models have no generation config
-            ends = None
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(model)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                reason = str(error).strip().splitlines()[0]
+                raise ConfigError(
+                    f"model {model!r} has no tokenizer that can be read ({reason}): name a folder with tokenizer.json, "
+                    f"or a hub name that can be reached"
+                ) from error
+            try:
+                ends = GenerationConfig.from_pretrained(model).eos_token_id
+            except OSError:  # many models have no generation config
+                ends = None
         if ends is None:
             ends = []
         return cls(tokenizer, [ends] if isinstance(ends, int) else ends, name=Path(model).name)

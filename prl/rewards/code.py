@@ -101,9 +101,15 @@ class Code:
     def check_row(self, fields: Mapping[str, Any]) -> str | None:
         """What is wrong with a row's tests."""
         try:
-            _tests(fields["tests"])
+            tests = _tests(fields["tests"])
         except (msgspec.ValidationError, ValueError) as error:
             return f"field 'tests': {error}"
+        largest = max(len(test.input.encode()) if isinstance(test, Streams) else 0 for test in tests)
+        if largest >= self._limits.disk_mib * 1024 * 1024:
+            return (
+                f"field 'tests': an input of {largest:,} bytes does not fit beside the program into disk_mib ="
+                f" {self._limits.disk_mib}: raise disk_mib in the reward's options"
+            )
         return None
 
     def _program(self, completion: Completion, prompt: Prompt) -> str | None:

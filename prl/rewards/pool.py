@@ -137,16 +137,16 @@ class _Worker:
                 start_new_session=True,
                 env={name: value for name, value in os.environ.items() if not is_secret(name)},
             )
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
             on_failure.pop_all()
         self._output = output
-        self._state = "starting"
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
         self._channel: Channel[Reply] = Channel(reader, writer, Reply)
+        self._state = "starting"
 
     async def ready(self) -> None:
         """Wait until the process can be asked, starting one where there is none."""
         for num_left in reversed(range(NUM_STARTS)):
-            if self.pid is None:
+            if self.pid is None or self._state == "none":
                 await self.spawn()
             if self._state == "ready":
                 return

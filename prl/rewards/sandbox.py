@@ -184,8 +184,12 @@ async def _watch(
 async def _put_away(process: asyncio.subprocess.Process, report: IO[bytes]) -> str | None:
     """Kill what is left and wait until nothing is: what was reported, or None where that took too long."""
     signal_group(process.pid, signal.SIGKILL)
-    # Output past a limit is not read to its end, and asyncio waits for that end; there is no public way to give it up.
-    process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
+    # Output past a limit is not read to its end, and asyncio waits for that end. Closing the whole transport would ask
+    # for the exit status beside the loop, which then has lost it.
+    transport: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]  # noqa: SLF001
+    for stream in (0, 1, 2):
+        if (end := transport.get_pipe_transport(stream)) is not None:
+            end.close()
     reader = asyncio.StreamReader()
     # The loop's own: it closes what it is given, and later than here, when the number may be another file's.
     own = os.fdopen(os.dup(report.fileno()), "rb", 0)

@@ -14,6 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ import msgspec
 
 from prl.config import Config
 from prl.errors import ConfigError
+from prl.parts import make_pacing
 from prl.settings import load_config
 from prl.simulate.costs import Measured, costs_of
 from prl.simulate.overlap import TIMELINE, Span, StepTimes, Work, works_of
@@ -83,7 +85,7 @@ def measured_in(run: Path, num_accelerators: int | None) -> Measured:
     """
     config = load_config(run / "config.toml")
     lines, samples = _read(run / "metrics.jsonl", _Line), _read(run / "samples.jsonl", _Sample)
-    lines = [line for line in lines[len(lines) // 4 :] if line.in_flight > 0]
+    lines = _in_whole_rounds(lines[len(lines) // 4 :], make_pacing(config).steps_per_round)
     if len(lines) < 6:  # noqa: PLR2004 -- fewer say nothing of how they differ
         raise ConfigError(
             f"simulate.run = {str(run)!r} has {len(lines)} usable steps after its first quarter: 6 are the least, of a"
@@ -100,7 +102,7 @@ def measured_in(run: Path, num_accelerators: int | None) -> Measured:
     steps = [StepTimes(line.at - line.time_s, line.at, line.engine_busy, line.trainer_busy) for line in lines]
     works = works_of(shared, steps, spans)
     measured = _fit(shared, lines, works, prompt_tokens, list(groups.values()))
-    return _scaled(shared, measured, _step_s(config, lines))
+    return _scaled(shared, measured, statistics.fmean(line.time_s for line in lines))
 
 
 def _read(path: Path, kind: type[T]) -> list[T]:
@@ -110,11 +112,13 @@ def _read(path: Path, kind: type[T]) -> list[T]:
         raise ConfigError(f"simulate.run: {path} is not what a run writes: {error}") from error
 
 
-def _step_s(config: Config, lines: Sequence[_Line]) -> float:
-    """Mean time of a step; of whole rounds where there are rounds."""
-    size = config.pipeline.steps_per_round if config.pipeline.mode == "conventional" else 1
-    whole = lines[len(lines) % size :] or lines
-    return statistics.fmean(line.time_s for line in whole)
+def _in_whole_rounds(lines: Sequence[_Line], size: int) -> list[_Line]:
+    """Those of rounds of ``size`` steps (1 without rounds) that are there whole, and in which something was sampled."""
+    rounds: dict[int, list[_Line]] = {}
+    for line in lines:
+        rounds.setdefault((line.step - 1) // size, []).append(line)
+    whole = [each for each in rounds.values() if len(each) == size and any(line.in_flight > 0 for line in each)]
+    return list(itertools.chain.from_iterable(whole))
 
 
 def _fit(
@@ -127,6 +131,7 @@ def _fit(
         off = _off(decode, shared_equally=True) + _off(training, shared_equally=False)
         return off + DOUBT * (1 - sharing) ** 2
 
+    size = make_pacing(config).steps_per_round  # an update ends each round
     is_shared = config.simulate.num_accelerators is not None
     sharing = min(SHARINGS, key=residual) if is_shared else 1.0
     decode, training = _points(config, lines, works, prompt_tokens, sharing)
@@ -142,7 +147,7 @@ def _fit(
         train_fixed_s=fixed_s,
         between_s=statistics.fmean(between_s),
         sharing=sharing,
-        update_s=statistics.fmean(line.pause_s for line in lines),
+        update_s=statistics.fmean(line.pause_s for line in lines[size - 1 :: size]),
     )
 
 
@@ -188,7 +193,7 @@ def _line_through(points: Sequence[Point], *, shared_equally: bool) -> tuple[flo
 
 def _scaled(config: Config, measured: Measured, step_s: float) -> Measured:
     """With one factor on all costs, so that the run's own setting takes as long as it took."""
-    size = config.pipeline.steps_per_round if config.pipeline.mode == "conventional" else 1
+    size = make_pacing(config).steps_per_round
     num_steps = max(SIMULATED_STEPS // size, 2) * size
     config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, num_steps=num_steps))
     for _ in range(NUM_SCALINGS):

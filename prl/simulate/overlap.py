@@ -5,7 +5,7 @@ Invariants:
 - Work is in seconds alone: a second in which others are at work on the same accelerators counts as the equal part of
   them that is left (``machine.speed_of``), so it is what the same work takes where nobody else is.
 - Where the run left a timeline that is what is read. Without one, each stage is taken to be at work at any moment of a
-  step as likely as at any other, and all engines at the same moments.
+  step as likely as at any other, and all engines at the same moments; in conventional mode they take turns.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def _likely(config: Config, step: StepTimes) -> Work:
     seconds, decoding, training = step.end - step.start, step.engine_busy, step.trainer_busy
     if config.simulate.num_accelerators is None:
         return Work(decoding * seconds, 0.0, training * seconds, 0.0)
-    both = min(max(decoding * training, decoding + training - 1), decoding, training)
+    likely = 0.0 if config.pipeline.mode == "conventional" else decoding * training
+    both = min(max(likely, decoding + training - 1), decoding, training)
     engines = config.engine.num_engines
     (_, train_apart), _ = _work(config, (training - both) * seconds, 0, 1)
     (decode_apart, _), _ = _work(config, (decoding - both) * seconds, engines, 0)

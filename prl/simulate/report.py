@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from prl.config import Config
+from prl.parts import make_pacing
 from prl.simulate.costs import Costs
 from prl.simulate.run import Course, Taken
 
@@ -127,9 +128,8 @@ def report_of(config: Config, costs: Costs, course: Course) -> Report:
 
 def warmup_of(config: Config) -> int:
     """Steps that the report leaves out: whole rounds, and at least one step is left."""
-    pipeline, num_steps = config.pipeline, config.run.num_steps
+    size, num_steps = make_pacing(config).steps_per_round, config.run.num_steps
     wanted = num_steps // 4 if config.simulate.warmup_steps is None else config.simulate.warmup_steps
-    size = pipeline.steps_per_round if pipeline.mode == "conventional" else 1
     return min(wanted, num_steps - 1) // size * size
 
 

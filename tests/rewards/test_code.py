@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -169,6 +170,25 @@ async def test_output_past_the_limit_leaves_no_pipe(monkeypatch: pytest.MonkeyPa
         gc.enable()
     await asyncio.sleep(0)
     assert (ran.outcome, psutil.Process().num_fds()) == ("exhausted_output", before)
+
+
+async def test_an_input_that_does_not_fit_is_never_cut() -> None:
+    """A row that has one is refused; so is the run of such a program."""
+    given = "x" * (2 * 1024 * 1024)
+    small = Code(disk_mib=1).check_row({"tests": [{"input": given, "output": ""}]})
+    assert small is not None
+    assert "raise disk_mib" in small
+    assert Code(disk_mib=4).check_row({"tests": [{"input": given, "output": ""}]}) is None
+    with pytest.raises(SandboxError, match="No space left"):
+        await shut_in("print(len(input()))", given, msgspec.structs.replace(LIMITS, disk_mib=1))
+
+
+async def test_the_loop_alone_reads_how_a_program_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asked beside it would leave it without an answer, and asyncio with a warning."""
+    asked: list[int] = []
+    monkeypatch.setattr(subprocess.Popen, "poll", lambda self: asked.append(self.pid))
+    assert (await shut_in("while True: print('x' * 1000)")).outcome == "exhausted_output"
+    assert asked == []
 
 
 def test_programs_follow_one_another_in_the_loop_of_a_run() -> None:

@@ -149,35 +149,53 @@ def test_an_answer_far_from_the_end_is_not_found() -> None:
     assert final_answer(completion(r"\boxed{1}" + "x" * TAIL_CHARS), prompt()) is None
 
 
+RIGHT_TEXTS = {
+    "42": [
+        r"<reasoning>\boxed{41}</reasoning>\boxed{42}",
+        r"\boxed{41}, no wait, it has to be \boxed{42}",
+        r"Final Answer: The final answer is $42$. I hope it is correct.",
+        "The answer is forty-two.",
+        "\\boxed{42}.\n\nAlternatively, 6*7 = 42",
+    ],
+    "0.5": ["The answer is .5"],
+    "-3": ["The answer is \u22123"],
+    "1.5": [r"$\boxed{\frac{3}{2}}$ or equivalently $1.5$"],
+    "12": [
+        r"\boxed{12}. We check that 3*4 = 12, so the answer is correct.",
+        "The answer is 12. So the answer is correct.",
+    ],
+    "right": ["The answer is right."],
+    "B": ["The correct answer is option B."],
+    "$5.50": ["The answer is $5.50."],
+    "2": ["Answer:\n$$2$$"],
+}
+"""Texts by the right answer, which they give."""
+WRONG_TEXTS = {
+    "42": [
+        r"</think>\boxed{42}",
+        r"<thinking>\boxed{42}</thinking>",
+        "The answer is not 42.",
+        "The answer is 42, I think.",
+        "The answer is 42 or 43.",
+        r"\boxed{42}. The answer is 43.",
+        r"I am between \boxed{41} and \boxed{42}",
+        "\\boxed{42}. Alternatively, 6*7 + 1 = 43.",
+        "\\boxed{42}. Alternatively, 43.",
+        "\\boxed{42}\n\nor 43",
+    ],
+    "12": [r"\boxed{12}. The answer is correct: 13"],
+    "B": ["The answer is A or B"],
+}
+"""Texts by the right answer, which they do not give."""
+
+
 @pytest.mark.parametrize(
     ("gold", "text", "right"),
     [
-        ("42", r"<reasoning>\boxed{41}</reasoning>\boxed{42}", True),
-        ("42", r"</think>\boxed{42}", False),
-        ("42", r"<thinking>\boxed{42}</thinking>", False),
-        ("42", "The answer is not 42.", False),
-        ("42", "The answer is 42, I think.", False),
-        ("42", "The answer is 42 or 43.", False),
-        ("42", r"\boxed{42}. The answer is 43.", False),
-        ("42", r"I am between \boxed{41} and \boxed{42}", False),
-        ("42", r"\boxed{41}, no wait, it has to be \boxed{42}", True),
-        ("42", r"Final Answer: The final answer is $42$. I hope it is correct.", True),
-        ("42", "The answer is forty-two.", True),
-        ("0.5", "The answer is .5", True),
-        ("-3", "The answer is \u22123", True),
-        ("42", "\\boxed{42}.\n\nAlternatively, 6*7 = 42", True),
-        ("42", "\\boxed{42}. Alternatively, 6*7 + 1 = 43.", False),
-        ("42", "\\boxed{42}. Alternatively, 43.", False),
-        ("42", "\\boxed{42}\n\nor 43", False),
-        ("1.5", r"$\boxed{\frac{3}{2}}$ or equivalently $1.5$", True),
-        ("12", r"\boxed{12}. We check that 3*4 = 12, so the answer is correct.", True),
-        ("12", r"\boxed{12}. The answer is correct: 13", False),
-        ("12", "The answer is 12. So the answer is correct.", True),
-        ("right", "The answer is right.", True),
-        ("B", "The correct answer is option B.", True),
-        ("B", "The answer is A or B", False),
-        ("$5.50", "The answer is $5.50.", True),
-        ("2", "Answer:\n$$2$$", True),
+        (gold, text, right)
+        for right, texts_by_gold in ((True, RIGHT_TEXTS), (False, WRONG_TEXTS))
+        for gold, texts in texts_by_gold.items()
+        for text in texts
     ],
 )
 def test_texts_to_their_end(gold: str, text: str, *, right: bool) -> None:

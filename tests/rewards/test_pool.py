@@ -53,6 +53,31 @@ def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+async def test_a_start_that_is_given_up_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled when the process is there and its channel is not: the pool closes, or starts another one."""
+    connect, reached = asyncio.open_unix_connection, asyncio.Event()
+
+    async def never(**_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    before, pool = children(), WorkerPool("tests.rewards.scripted_worker", 1, LIMITS)
+    for _ in range(2):
+        reached.clear()
+        monkeypatch.setattr(asyncio, "open_unix_connection", never)
+        opening = asyncio.ensure_future(pool.open())
+        await reached.wait()
+        opening.cancel()
+        await asyncio.wait([opening])
+        await pool.close()
+        assert children() == before
+        monkeypatch.setattr(asyncio, "open_unix_connection", connect)
+        await pool.open()
+        assert (await ask(pool)).value == 1.5  # type: ignore[union-attr]
+    await pool.close()
+    assert children() == before
+
+
 async def test_worker_is_used_again() -> None:
     """Questions one after the other go to one process."""
     async with opened() as pool:

@@ -63,6 +63,25 @@ def test_calibrated_on_one_setting_it_predicts_others(shared: tuple[str, ...], t
         assert predicted == pytest.approx(found, rel=0.1), (bound, report.samples_per_s)
 
 
+@pytest.mark.parametrize("shared", [(), ("simulate.num_accelerators=2",)], ids=["apart", "shared"])
+def test_calibrated_on_rounds_it_predicts_them_and_others(shared: tuple[str, ...], tmp_path: Path) -> None:
+    """Steps that sample nothing, an update for four steps: conventional runs and one of the pipeline within 10 %."""
+    known = ("simulate.prompt_tokens=10", "run.num_steps=32", *shared)
+    overrides = ("simulate.update_s=2", "simulate.train.between_s=0.5", *known)
+    measuring = ("pipeline.mode=conventional", "pipeline.steps_per_round=4")
+    recorded(small(*measuring, *overrides), tmp_path / "run")
+    measured = measured_in(tmp_path / "run", 2 if shared else None)
+    assert (measured.update_s, measured.between_s) == pytest.approx((2.0, 0.5), rel=0.1)
+    for setting in (measuring, ("pipeline.mode=conventional", "pipeline.steps_per_round=1"), ("pipeline.max_lag=2",)):
+        config = small(*setting, *overrides)
+        costs = costs_of(config)
+        found = report_of(config, costs, simulate(config, costs)).samples_per_s
+        unset = ("simulate.decode.base_s=unset", "simulate.train.token_s=unset", "simulate.lengths.kind=unset")
+        blank = small(*setting, *known, *unset)
+        costs = costs_of(blank, measured)
+        assert report_of(blank, costs, simulate(blank, costs)).samples_per_s == pytest.approx(found, rel=0.1)
+
+
 def test_a_folder_that_says_too_little_is_refused(tmp_path: Path) -> None:
     """Too few steps, or no run at all: an error that names the folder."""
     recorded(small("run.num_steps=4", "pipeline.max_lag=1"), tmp_path / "run")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from fractions import Fraction
 
 import msgspec
@@ -62,6 +63,7 @@ _TABLE = {
     "temperature": "celsius=1",
 }  # fmt: skip
 _MEASURES = frozenset(_TABLE)
+_MONEY = ("money", "euro", "pound sterling", "yen", "rupee")
 _KNOWN: dict[str, tuple[str, Fraction]] = {}
 for _dimension, _entries in _TABLE.items():
     _names: list[str] = []
@@ -118,11 +120,20 @@ def currency_before(text: str) -> Split | None:
     return formula, _rate_of(money, behind) if money is not None and behind is not None else money
 
 
-def _rate_of(money: Unit, behind: Unit) -> Unit:
+def _rate_of(money: Unit, behind: Unit) -> Unit | None:
     """Money, for each of what stands ``behind`` the number where that says so: ``per hour``, ``dollars per hour``."""
     if all(exponent < 0 for _, exponent in behind.dimensions):
-        return Unit(tuple(sorted((*money.dimensions, *behind.dimensions))), money.factor * behind.factor)
+        exponents = Counter(dict(money.dimensions))
+        exponents.update(dict(behind.dimensions))
+        return _unit_of(exponents, money.factor * behind.factor)
     return behind if set(money.dimensions) < set(behind.dimensions) else money
+
+
+def _unit_of(exponents: Mapping[str, int], factor: Fraction) -> Unit | None:
+    r"""None where nothing is left. Money for each of a label is money: ``\$5 per ticket``."""
+    is_money = any(exponents.get(name, 0) > 0 for name in _MONEY)
+    kept = {name: each for name, each in exponents.items() if each and (each > 0 or not is_money or name in _MEASURES)}
+    return Unit(tuple(sorted(kept.items())), factor) if kept else None
 
 
 def currency_behind(text: str) -> Split | None:
@@ -250,8 +261,7 @@ class _Product:
         """All of it; None where nothing is left. Raises UnreadableError for a sentence."""
         if self._num_labels > MAX_LABEL_WORDS:
             raise UnreadableError("a sentence stands behind the number")
-        dimensions = tuple(sorted((name, exponent) for name, exponent in self._exponents.items() if exponent))
-        return Unit(dimensions, self._factor) if dimensions else None
+        return _unit_of(self._exponents, self._factor)
 
     def _label(self, lower: str) -> Unit:
         """A word that is no measure."""
