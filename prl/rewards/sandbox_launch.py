@@ -78,7 +78,7 @@ def _supervise(place: tuple[str, str, str], limits: dict, report: int, asked: di
     with open(program, "w") as file:  # noqa: PTH123 - the same
         file.write(asked["program"])
     given = os.open(work, os.O_TMPFILE | os.O_RDWR, 0o600)
-    with open(given, "wb", closefd=False) as file:  # noqa: PTH123 - the same; what does not fit raises, and is not cut
+    with open(given, "wb", closefd=False) as file:  # what does not fit raises, and is not cut
         file.write(asked["input"].encode())
     os.lseek(given, 0, os.SEEK_SET)
     os.write(report, b"isolated\n")
