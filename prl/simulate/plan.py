@@ -147,9 +147,9 @@ def _estimate(config: Config, measured: Measured | None) -> float:
     """Samples per second times ESS by formulas (arXiv 2509.19128, appendix A), for ranking only.
 
     Generation with h sequences in each engine gives h / step_s(h) tokens a second and engine; training what its time
-    per token says, what passes between two steps and the update; the slower one is the rate. A lag bound of k holds (k + 1) B
-    sequences, those that wait for the longest of the oldest batch included, and gives a batch the time of its longest
-    sequence, of its training and of the update to go round.
+    per token says, what passes between two steps and the update; the slower one is the rate. A lag bound of k holds
+    (k + 1) B sequences, those that wait for the longest of the oldest batch included, and gives a batch the time of its
+    longest sequence, of its training and of the update to go round.
     """
     costs = costs_of(config, measured)
     batch = config.pipeline.groups_per_step * config.pipeline.group_size
