@@ -37,9 +37,10 @@ from prl.engines.pool import EnginePool
 from prl.engines.seats import Seats
 from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
+from prl.lag import lag_of
 from prl.ledger import Records
 from prl.log import get_logger
-from prl.metrics import StepReport, lag_of
+from prl.metrics import StepReport
 from prl.open_prompts import OpenPrompts, Source
 from prl.records import Entry, Measured, group_of
 from prl.refill import Refill

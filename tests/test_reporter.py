@@ -6,12 +6,12 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from prl.metrics import LagSummary
+from prl.lag import Lag
 from prl.reporter import Reporter
 from prl.trainer.base import TrainReport
 from prl.types import Completion, Group, Prompt, Score
 
-LAG = LagSummary(max=0, mean=0.0, num_versions_max=1)
+LAG = Lag(max=0, mean=0.0, num_versions_max=1)
 GROUPS = [
     Group(
         prompt=Prompt(id=0, token_ids=[1], text="", messages=[], fields={}),
