@@ -23,7 +23,7 @@ from prl.errors import ConfigError, MissingExtraError, PluginError
 from prl.gateway.gateway import Gateway
 from prl.parts import environment_of
 from prl.prompts import open_source
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.tokenizer import Tokenizer
 from prl.types import Completion
 from tests.environments.scripted import Answers, chat_prompt, episodes_of
