@@ -159,7 +159,7 @@ class Controller:
             if entry.scored is None:
                 rollouts.create_task(self._roll_out(ticket, entry))
             else:
-                self._buffer.finish(ticket, group_of(entry, self._rollout.decode))
+                self._buffer.finish(ticket, group_of(entry, self._rollout.sampler.decode))
             await asyncio.sleep(0)  # a whole batch of requests at once would hold up the event loop
 
     async def _roll_out(self, ticket: Ticket, entry: Entry) -> None:
@@ -280,7 +280,7 @@ class Controller:
 
     async def train_again(self, entries: list[Entry]) -> Step:
         """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
-        groups = [group_of(entry, self._rollout.decode) for entry in entries]
+        groups = [group_of(entry, self._rollout.sampler.decode) for entry in entries]
         with self._because("again, from the journal"):
             trained, batch = await self._train(groups)
         report = self.reporter.of_step_again(groups, lag_of(batch), trained)
