@@ -100,8 +100,8 @@ class Reporter:
     def mended(self) -> Mended:
         """What died and was made good since the last report."""
         now = Mended(
-            streams_moved=self._rollout.num_moved,
-            streams_handed_over=self._rollout.num_handed_over,
+            streams_moved=self._rollout.sampler.num_moved,
+            streams_handed_over=self._rollout.sampler.num_handed_over,
             engine_restarts=self._engines.seats.num_restarts,
             trainer_restarts=int(self._trainer.statistics().get("restarts", 0)),
             reward_retries=0 if self._judges is None else self._judges.num_retries,

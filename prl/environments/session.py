@@ -26,7 +26,7 @@ from prl.environments.conversation import Conversation, Place
 from prl.environments.stops import Listener, StopReachedError
 from prl.environments.transcript import written
 from prl.errors import ConfigError, EpisodeOverError, TurnFailedError
-from prl.rollout import Dropped, Sample, stream_seed
+from prl.sampler import Dropped, Sample, stream_seed
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Finish, Prompt, TokenChunk
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from prl.records import Member, completion_of
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.types import Completion, TokenChunk, are_logprobs
 
 Decode = Callable[[list[int]], str]
