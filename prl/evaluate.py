@@ -18,7 +18,7 @@ from prl.engines.base import Decoding
 from prl.errors import EngineError, PrlError
 from prl.estimates import Estimate, estimate, pass_at_k
 from prl.failure import FirstFailure, failures_to
-from prl.rollout import Dropped, stream_seed
+from prl.sampler import Dropped, stream_seed
 from prl.types import Completion, Prompt, Score, Verdict
 from prl.waits import waiting
 

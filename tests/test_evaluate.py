@@ -14,7 +14,7 @@ from prl.config_eval import EvalConfig
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
 from tests.factories import make_completion, make_prompt
 from tests.virtual import in_virtual_time

@@ -2,8 +2,7 @@
 
 Invariants:
 
-- What is trained is what was sampled: ``conversation.py`` says behind which ids, and a message that a reply was, handed
-  back, is taken for the reply's own tokens, however a chat template would write it.
+- What is trained is what was sampled: ``conversation.py`` says behind which ids.
 - An episode that may ask no more, since it has had its turns or its context is full, is over: asking raises
   EpisodeOverError, the turns that it has are trained.
 - A turn that comes to nothing raises TurnFailedError and leaves no trace; the environment may ask again.
@@ -22,12 +21,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from prl.engines.base import Decoding
-from prl.environments.calls import Message, ToolCall, as_message, find_calls, shown
+from prl.environments.calls import Message, ToolCall, as_message, find_calls
 from prl.environments.conversation import Conversation, Place
 from prl.environments.stops import Listener, StopReachedError
 from prl.environments.transcript import written
 from prl.errors import ConfigError, EpisodeOverError, TurnFailedError
-from prl.rollout import Dropped, Sample, stream_seed
+from prl.sampler import Dropped, Sample, stream_seed
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Finish, Prompt, TokenChunk
 
@@ -104,7 +103,6 @@ class Session:
         self._conversation = Conversation(prompt, tokenizer)
         self._messages: list[dict[str, Any]] = []
         self._num_asked = 0
-        self._said: dict[tuple[str, tuple[str, ...]], str] = {}
 
     # ---- for environments --------------------------------------------------------------------------------------------
 
@@ -213,7 +211,7 @@ class Session:
         messages = [item for item in given if isinstance(item, Mapping)]
         if len(messages) == len(given) > 0:
             length = sum(len(str(message.get("content", ""))) for message in messages)
-            return await self._beside(lambda: self._behind(messages, tools), length)
+            return await self._beside(lambda: self._conversation.behind_messages(messages, tools), length)
         token_ids = [item for item in given if isinstance(item, int)]
         if not token_ids or len(token_ids) < len(given):
             raise ValueError("generate takes messages, or token ids, or text, at least one")
@@ -228,15 +226,6 @@ class Session:
 
     async def _beside(self, work: Callable[[], Place], num_characters: int) -> Place:
         return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
-
-    def _behind(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Place:
-        written = [self._as_sampled(message) for message in messages]
-        return self._conversation.behind_text(shown(written, tools, self._tokenizer), is_rendered=True)
-
-    def _as_sampled(self, message: Message) -> Message:
-        """A reply that is handed back, in the words that were sampled."""
-        said = self._said.get(_identity(message)) if message.get("role") == "assistant" else None
-        return message if said is None else {"role": "assistant", "content": said}
 
     def _decoding_at(self, place: Place, number: int, max_tokens: int | None) -> Decoding:
         room = self._limits.max_model_len - len(place.token_ids)
@@ -283,7 +272,7 @@ class Session:
         message = as_message(content, calls)
         if cut_text in (None, sampled.text):
             ends = sampled.finish == "stop" and sampled.token_ids[-1] in self._decoding.stop_token_ids
-            self._said[_identity(message)] = self._tokenizer.decode_all(sampled.token_ids[: -1 if ends else None])
+            self._conversation.handed_over(message, sampled.token_ids[: -1 if ends else None])
         return Reply(
             text=text,
             tool_calls=calls,
@@ -299,9 +288,3 @@ def _finite(value: float, what: str) -> float:
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise ValueError(f"{what} must be a finite number, and it is {value!r}")
     return float(value)
-
-
-def _identity(message: Message) -> tuple[str, tuple[str, ...]]:
-    """By what a reply is known again: its calls, and its content but for white space around it."""
-    calls = message.get("tool_calls") or ()
-    return str(message.get("content") or "").strip(), tuple(str(call.get("id", "")) for call in calls)

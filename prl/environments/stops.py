@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from prl.environments.calls import CLOSE, find_calls
 from prl.records import Member, completion_of
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.types import Completion, TokenChunk, are_logprobs
 
 Decode = Callable[[list[int]], str]

@@ -30,6 +30,7 @@ from prl.engines.pool import EnginePool
 from prl.failure import FirstFailure, running, together_as_it_was
 from prl.metrics import StepReport
 from prl.rollout import Rollout
+from prl.sampler import Sampler
 from prl.simulate.costs import Costs
 from prl.simulate.machine import Machine
 from prl.simulate.parts import Deaths, NoRecords, Numbers, TrainingTime, lags_of, make_score
@@ -204,9 +205,8 @@ class _Run:
     def _make_controller(self, sync: WeightSync) -> Controller:
         config = self._config
         rollout = Rollout(
-            self._pool,
+            Sampler(self._pool, lambda _: ""),
             make_score(config.simulate.score_s, asyncio.sleep),
-            lambda _: "",
             decoding=Decoding(
                 temperature=config.sampling.temperature, max_tokens=self._costs.longest, stop_token_ids=[0]
             ),

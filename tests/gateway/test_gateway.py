@@ -20,7 +20,7 @@ from prl.environments.episodes import Episodes
 from prl.environments.session import Limits
 from prl.errors import ConfigError
 from prl.gateway.gateway import Gateway
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Prompt
 from tests.environments.scripted import DECODING, Answers, chat_prompt, episodes_of
