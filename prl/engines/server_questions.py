@@ -93,16 +93,12 @@ async def scores(
     link: ServerLink, token_ids: list[int], *, salt: str, timeout_s: float, num_ranks: int
 ) -> list[list[float]]:
     """What each data-parallel rank says as ``score``."""
-    told = await together_as_it_was(
-        "score",
-        **{
-            str(rank): partial(
-                score, link, token_ids, salt=salt, timeout_s=timeout_s, rank=rank if num_ranks > 1 else None
-            )
-            for rank in range(num_ranks)
-        },
-    )
-    return [told[str(rank)] for rank in range(num_ranks)]
+    if num_ranks == 1:
+        return [await score(link, token_ids, salt=salt, timeout_s=timeout_s)]
+    ask = partial(score, link, token_ids, salt=salt, timeout_s=timeout_s)
+    ranks: dict[str, Any] = {str(rank): partial(ask, rank=rank) for rank in range(num_ranks)}
+    told = await together_as_it_was("score", **ranks)
+    return [told[rank] for rank in ranks]
 
 
 async def score(
