@@ -135,7 +135,8 @@ class Pipeline:
         await sync.push(controller.step_number)
         await self._stack.enter_async_context(evaluator.open())
         if controller.step_number == 0 and self._assembly.held_out:
-            self._record.totals.eval_before = (await self.evaluate()).reward_mean
+            before, totals = await self.evaluate(), self._record.totals
+            totals.eval_before, totals.eval_is_accuracy = before.reward_mean, before.is_accuracy
         self._stack.enter_context(frozen_heap())
         await self._loops.enter_async_context(running(self._record.journal.run(self._failure)))
         if self._governor is not None:

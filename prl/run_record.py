@@ -145,7 +145,9 @@ class RunRecord:
     async def last_evaluation(self, evaluator: Evaluator, version: int) -> None:
         """Evaluate what a run that is done has made, and count that."""
         latest = await evaluator.last(version)
-        self._eval_after = None if latest is None else latest.reward_mean
+        if latest is not None:
+            self._eval_after = latest.reward_mean
+            self.totals.eval_is_accuracy &= latest.is_accuracy
         self.totals.evals_incomplete += evaluator.take_incomplete()
 
     def count_rest(self, reporter: Reporter) -> None:
