@@ -12,7 +12,8 @@ Invariants:
 - Each start of a run begins a segment, and the snapshot there is what that run went on from, whatever stands before.
 - Records are written in the order they were appended, some at a time, each time with one fsync. ``flush`` returns when
   everything appended before it is on the disk; a checkpoint is begun after a flush, so the journal is never behind it.
-- A segment is removed only when no checkpoint that is kept needs it.
+- A segment is removed only when no checkpoint that is kept needs it. Whoever reads the journal of a run under way and
+  meets that begins anew, with the segments that are there now: the snapshot of the first tells what came before.
 - The ledger holds what is open. The groups of steps that are to be done again are a reader's and not the ledger's: that
   of a resumed run goes on for days.
 """
@@ -84,7 +85,7 @@ class Journal:
             await failure.guard("journal", self._write_on())
         finally:
             with failures_to(failure.set, "the end of the journal"):
-                if self._disk.blocked is None:  # else it was waited for already
+                if not self._disk.refuses:  # else it was waited for already
                     await self.flush()
 
     async def _write_on(self) -> None:
@@ -162,7 +163,17 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
         JournalError: there is no journal, it does not reach back to that step or up to it, or groups to train again
             are missing.
     """
-    found = segments(folder)
+    while True:
+        found = segments(folder)
+        try:
+            return _read(folder, found, resume_from, until)
+        except FileNotFoundError:
+            if segments(folder) == found:  # none was removed meanwhile
+                raise
+
+
+def _read(folder: Path, found: list[tuple[int, Path]], resume_from: int | None, until: int | None) -> History:
+    """What these segments say. Raises FileNotFoundError where one is not there any more."""
     if not found:
         raise JournalError(f"{folder} holds no journal")
     if resume_from is not None:

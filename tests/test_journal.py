@@ -76,6 +76,28 @@ def test_a_torn_tail_is_what_a_crash_leaves(tmp_path: Path) -> None:
         path.write_bytes(whole)
 
 
+def test_a_segment_that_a_run_under_way_removes_meanwhile_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader begins anew with those that are there; one that is listed and cannot be read is an error."""
+    states = write_two_segments(tmp_path)
+    old, whole = segment_file(tmp_path, 0), Path.read_bytes
+    others = old.read_bytes()
+
+    def removed_first(path: Path) -> bytes:
+        old.unlink(missing_ok=True)
+        return whole(path)
+
+    with monkeypatch.context() as racing:
+        racing.setattr(Path, "read_bytes", removed_first)
+        assert state_of(read(tmp_path).ledger) == states[-1]
+    old.write_bytes(others)
+    segment_file(tmp_path, 1).unlink()
+    segment_file(tmp_path, 1).symlink_to(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_damage_is_said_and_what_follows_is_not_trusted(tmp_path: Path, share: float) -> None:
     """A flipped bit ends the reading of its segment, with its name; the next one's snapshot is whole."""

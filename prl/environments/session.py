@@ -7,6 +7,7 @@ Invariants:
   EpisodeOverError, the turns that it has are trained.
 - A turn that comes to nothing raises TurnFailedError and leaves no trace; the environment may ask again.
 - A turn may have stop sequences (``stops.py``): what the environment is told ends before one, what is trained with it.
+  One that may have a single tool call ends with it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What the model said in one turn."""
 
     text: str
-    """All of it, without special tokens; where a stop sequence ended it, what was said before that."""
+    """All of it, without special tokens; what was said before a stop sequence, or up to the one call, that ended it."""
     tool_calls: list[ToolCall]
     """Only where tools were offered."""
     message: dict[str, Any]
@@ -110,6 +111,7 @@ class Session:
         given: Sequence[Message] | Sequence[int] | str | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        parallel_tool_calls: bool = True,
         max_tokens: int | None = None,
         stop: Sequence[str] | str = (),
         on_tokens: Callable[[list[int]], None] = lambda _: None,
@@ -119,6 +121,7 @@ class Session:
         Args:
             given: what it continues: messages, token ids, or plain text; absent, the prompt.
             tools: functions that the model may call, as OpenAI describes them.
+            parallel_tool_calls: False ends the turn with its first call.
             max_tokens: fewer tokens than ``sampling.max_tokens`` for this turn.
             stop: texts, none empty, that end the turn as soon as it has said one.
             on_tokens: told of the tokens as they are sampled.
@@ -136,7 +139,8 @@ class Session:
         place = await self._place(given, tools)
         heard = self._heard(given, place)
         decoding = self._decoding_at(place, number, max_tokens)
-        listener = Listener(stop, self._tokenizer.decode) if stop else None
+        one_call = bool(tools) and not parallel_tool_calls
+        listener = Listener(stop, self._tokenizer.decode, one_call=one_call) if stop or one_call else None
         sampled = await self._sampled(place, decoding, on_tokens, listener)
         self._conversation.add(place, sampled, earned)
         self.failure = None
@@ -262,11 +266,11 @@ class Session:
     def _reply(
         self, sampled: Completion, cut_text: str | None, num_prompt_tokens: int, call_prefix: str | None
     ) -> Reply:
-        """``cut_text`` is what was said before a stop sequence, where one ended the turn."""
+        """``cut_text`` is what the environment is told, where a stop sequence or a call ended the turn."""
         text = sampled.text if cut_text is None else cut_text
         content, calls = (text, []) if call_prefix is None else find_calls(text, call_prefix)
         message = as_message(content, calls)
-        if cut_text is None:
+        if cut_text in (None, sampled.text):
             ends = sampled.finish == "stop" and sampled.token_ids[-1] in self._decoding.stop_token_ids
             self._conversation.handed_over(message, sampled.token_ids[: -1 if ends else None])
         return Reply(

@@ -228,7 +228,13 @@ class _Run:
             failure=self._failure,
             records=NoRecords(),
             first_step=0,
+            before_push=self._transfer,
         )
+
+    async def _transfer(self) -> int:
+        """What an update takes while the engines still go on; a round of steps has one."""
+        await asyncio.sleep(self._costs.transfer_s)
+        return 0
 
     async def _make_batch(self, step: int, groups: list[Group]) -> Batch:
         """On the event loop: virtual time stands still meanwhile, but for what passes between two steps."""
