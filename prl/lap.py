@@ -14,9 +14,9 @@ import msgspec
 
 
 class Lap(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a step went, and what the engines did meanwhile."""
+    """Where the time of a step went, and what the engines did meanwhile; each field is one of ``StepReport``."""
 
-    step_s: float
+    time_s: float
     wait_batch_s: float
     engine_busy: float
     in_flight: float = 0.0
@@ -53,7 +53,7 @@ class LapMeter:
         now, engines = self._clock(), self._engines()
         elapsed_s, (tokens, busy_s, stream_s) = max(now - self._started_at, 1e-9), engines
         lap = Lap(
-            step_s=elapsed_s,
+            time_s=elapsed_s,
             wait_batch_s=self.wait_batch_s,
             engine_busy=min(1.0, max(0.0, busy_s - self._busy_s) / elapsed_s),
             in_flight=(stream_s - self._stream_s) / elapsed_s,

@@ -122,7 +122,7 @@ def _rounded(value: object) -> object:
 
 
 class Mended(msgspec.Struct, frozen=True, kw_only=True):
-    """What died and was made good."""
+    """What died and was made good; each field is one of ``StepReport``."""
 
     streams_moved: int = 0
     streams_handed_over: int = 0
@@ -160,12 +160,10 @@ def step_report(
     return StepReport(
         step=trained.step + 1,
         version=trained.step + 1,
-        time_s=lap.step_s,
         at=at,
         reward_mean=statistics.fmean(rewards),
         reward_std=statistics.pstdev(rewards),
         samples=len(rewards),
-        tokens_generated=lap.tokens_generated,
         tokens_trained=trained.tokens_trained,
         lag_max=lag.max,
         lag_mean=lag.mean,
@@ -186,25 +184,15 @@ def step_report(
         length_mean=statistics.fmean(lengths),
         length_max=max(lengths),
         finish_length_share=finishes.count("length") / len(finishes),
-        gen_tok_s=lap.tokens_generated / lap.step_s,
-        train_tok_s=trained.tokens_trained / lap.step_s,
-        trainer_busy=min(1.0, trained.train_s / lap.step_s),
-        engine_busy=lap.engine_busy,
-        in_flight=lap.in_flight,
-        wait_batch_s=lap.wait_batch_s,
+        gen_tok_s=lap.tokens_generated / lap.time_s,
+        train_tok_s=trained.tokens_trained / lap.time_s,
+        trainer_busy=min(1.0, trained.train_s / lap.time_s),
         pause_s=pushed.pause_s if pushed else 0.0,
         publish_s=pushed.publish_s if pushed else 0.0,
-        eval_block_s=lap.eval_block_s,
-        checkpoint_s=lap.checkpoint_s,
-        evals_incomplete=lap.evals_incomplete,
-        streams_moved=mended.streams_moved,
-        streams_handed_over=mended.streams_handed_over,
-        engine_restarts=mended.engine_restarts,
-        trainer_restarts=mended.trainer_restarts,
-        reward_retries=mended.reward_retries,
-        loop_lag_ms=lap.loop_lag_ms,
         dropped=dropped,
         rewards=_by_reward(groups, calls),
+        **msgspec.structs.asdict(lap),
+        **msgspec.structs.asdict(mended),
     )
 
 

@@ -28,10 +28,10 @@ def test_a_lap_is_what_happened_since_the_last() -> None:
     clock = Clock()
     meter = clock.meter()
     clock.pass_time(2, tokens=10, busy_s=1)
-    assert meter.lap() == Lap(step_s=2, wait_batch_s=0, engine_busy=0.5, tokens_generated=10, loop_lag_ms=0)
+    assert meter.lap() == Lap(time_s=2, wait_batch_s=0, engine_busy=0.5, tokens_generated=10, loop_lag_ms=0)
     clock.pass_time(1, tokens=4)
     clock.pass_time(3, tokens=2, busy_s=3)
-    assert meter.lap() == Lap(step_s=4, wait_batch_s=0, engine_busy=0.75, tokens_generated=6, loop_lag_ms=0)
+    assert meter.lap() == Lap(time_s=4, wait_batch_s=0, engine_busy=0.75, tokens_generated=6, loop_lag_ms=0)
 
 
 def test_what_was_in_flight_is_a_mean_over_the_time_of_the_lap() -> None:
@@ -68,7 +68,7 @@ def test_a_restart_forgets_what_was_before() -> None:
     meter.loop_lag_s = meter.wait_batch_s = 9.0
     meter.restart()
     clock.pass_time(2, tokens=10, busy_s=2)
-    assert meter.lap() == Lap(step_s=2, wait_batch_s=0, engine_busy=1, tokens_generated=10, loop_lag_ms=0)
+    assert meter.lap() == Lap(time_s=2, wait_batch_s=0, engine_busy=1, tokens_generated=10, loop_lag_ms=0)
 
 
 def test_a_lap_of_no_time() -> None:
@@ -77,5 +77,5 @@ def test_a_lap_of_no_time() -> None:
     meter = clock.meter()
     clock.pass_time(0, tokens=1, busy_s=1)
     lap = meter.lap()
-    assert lap.step_s > 0
+    assert lap.time_s > 0
     assert lap.engine_busy == 1.0

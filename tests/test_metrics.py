@@ -36,7 +36,7 @@ TRAINED = TrainReport(
 )
 PUSHED = PushReport(version=5, pause_s=0.5, drain_s=0.125, publish_s=0.25)
 LAP = Lap(
-    step_s=6.0,
+    time_s=6.0,
     wait_batch_s=1.0,
     engine_busy=0.75,
     in_flight=48.5,

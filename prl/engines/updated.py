@@ -23,6 +23,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Engine, Standstill
 from prl.engines.gate import Gate
 from prl.engines.guarded_stream import TokenDeadlines
+from prl.engines.quorum import Quorum
 from prl.engines.seat import Place, Seat
 from prl.engines.seats import ANSWER_MARGIN_S, Remake, Seats
 from prl.engines.side_by_side import SideBySide
@@ -65,6 +66,7 @@ class UpdatedEngines:
         self.deadlines = Deadlines()
         """Of all that wait for streams to go on."""
         self.seats = Seats(engines, config, remake, places, timeline=timeline)
+        self.quorum = Quorum(self.seats, config)
         self._side_by_side = SideBySide()
         self._gate = Gate(gate_timeout_s, self.deadlines, lambda: remake is not None and not self.seats.there())
         self._token_deadlines = TokenDeadlines(config.token_timeout_s)

@@ -20,6 +20,7 @@ from prl import servers
 from prl.config import Config, EngineConfig
 from prl.engines.base import Decoding
 from prl.engines.lives import Lives
+from prl.engines.quorum import Quorum
 from prl.engines.seats import Seats
 from prl.engines.server import ServerEngine
 from prl.engines.server_questions import Wanted
@@ -422,7 +423,7 @@ async def test_seat_of_a_server_that_was_away_serves_again_after_a_load() -> Non
         places = [server.url]
         engines = [make_engine(server.url, start_timeout_s=5)]
         seats = Seats(engines, EngineConfig(), lambda _, place: make_engine(str(place), start_timeout_s=5), places)
-        lives = Lives(seats, EngineConfig())
+        lives = Lives(seats, Quorum(seats, EngineConfig()), EngineConfig())
         await lives.open_first(engines[0])
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(lives.failed())
