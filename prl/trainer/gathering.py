@@ -78,7 +78,12 @@ class Gathering:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         stream = Stream(reader)
-        transport, _ = await loop.create_connection(lambda: stream, sock=connection)
+        try:
+            transport, _ = await loop.create_connection(lambda: stream, sock=connection)
+        except OSError as error:  # some systems refuse to set up a socket whose peer is gone
+            _log.warning("a connection to trainer.listen was gone at once", peer=peer, reason=str(error))
+            connection.close()
+            return
         writer = asyncio.StreamWriter(transport, stream, reader, loop)
         channel = Channel[protocol.FromRank](reader, writer, protocol.FromRank)
         try:

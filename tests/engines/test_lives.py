@@ -10,7 +10,8 @@ from prl.config import EngineConfig
 from prl.engines.lives import Lives
 from prl.engines.quorum import Quorum
 from prl.engines.seats import Seats
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from tests.virtual import in_virtual_time
 
 

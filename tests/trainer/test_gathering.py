@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 
@@ -32,6 +33,15 @@ async def test_a_stranger_is_refused_and_does_not_end_the_start(gathering: Gathe
     assert waiting.result() is None
     with pytest.raises(WireClosedError):
         await silent.channel.receive()
+
+
+async def test_a_connection_that_is_gone_at_once_does_not_end_the_start(gathering: Gathering) -> None:
+    """Its socket cannot even be set up: that is its own end, and no error of the task that would greet it."""
+    gone, other = socket.socketpair()
+    with other:
+        gone.close()
+        await gathering._greet(gone, "somebody")
+    assert gathering.ranks.missing() == [0, 1]
 
 
 @pytest.mark.parametrize(
