@@ -1,8 +1,8 @@
 """Where each token of a micro-batch is computed: rows, in which samples that begin alike share their beginning.
 
 A token's hidden state depends on the tokens up to it and on nothing else. So a row is laid out as prefix trees, depth
-first: a group's prompt once, then its answers, and these once up to where they part ("Prefix Grouper", arXiv 2506.05433,
-shares the prompt; "Tree Training", arXiv 2511.00413, a tree). How much that is depends on how sure the policy is.
+first: a group's prompt once, then its answers, and these once up to where they part. ("Prefix Grouper", arXiv
+2506.05433, shares the prompt; "Tree Training", arXiv 2511.00413, a tree.)
 
 Invariants:
 
