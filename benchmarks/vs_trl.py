@@ -81,8 +81,8 @@ ONE_OF_EACH = (
     "trainer.max_tokens_per_microbatch=8192",
 )
 """On two cores one engine and one rank take a core each. A second engine halves the batch of every decode step, and a
-second rank adds the collectives: with two of each a step of the short task costs half as much CPU time again. In a large
-micro-batch sequences share most: a fifth off the CPU time of a step of 2048, on either task."""
+second rank adds the collectives: with two of each a step of the short task costs half as much CPU time again. Sequences
+share most in a large micro-batch: a fifth off the CPU time that a step takes with 2048, on either task."""
 
 TASKS = (
     Task(
