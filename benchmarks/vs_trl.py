@@ -70,8 +70,9 @@ class Task(NamedTuple):
     """Settings of prl's own parts that differ from the configuration."""
 
     def settings(self, seed: int, learning_rate: float) -> list[str]:
-        """What both sides set."""
-        return [f"seed={seed}", f"run.num_steps={self.num_steps}", f"trainer.learning_rate={learning_rate}"]
+        """What both sides set; the rate falls to 0 along the run, as it does in TRL unless told otherwise."""
+        run = [f"seed={seed}", f"run.num_steps={self.num_steps}"]
+        return [*run, f"trainer.learning_rate={learning_rate}", "trainer.schedule=linear"]
 
 
 ONE_OF_EACH = (

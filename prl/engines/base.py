@@ -7,7 +7,7 @@ Invariants that every implementation keeps, and that ``tests/engines/test_contra
 - Every token carries the version that sampled it, stamped where it was sampled, never by the controller's clock.
 - ``pause`` stops between two decode steps and keeps open streams and their KV cache; ``load`` runs only while paused;
   ``resume`` goes on with the same streams. ``pause`` and ``resume`` are idempotent.
-- A load is atomic to requests. After a failed load the engine refuses to generate until a load succeeds.
+- A load is atomic to requests. After a failed load the engine refuses to generate and to resume until a load succeeds.
 - What is staged and not put in place is as good as never sent: a transfer that breaks off, or another that is begun in
   its stead, changes nothing of what the engine serves.
 - A new request never reads prefix cache that an older version wrote.

@@ -123,7 +123,7 @@ class ServerEngine:
             running=self._num_open,
             tokens_generated=self._meter.num_tokens,
             busy_s=self._meter.busy_s(),
-            paused=self._held,
+            paused=self._paused,
             dead=self._reason is not None,
         )
 
@@ -166,6 +166,11 @@ class ServerEngine:
         if not self._is_open:
             raise EngineError(f"{self.name} is not open")
 
+    def _check_serves(self) -> None:
+        self._check_alive()
+        if self._weights.broken is not None:
+            raise EngineError(f"{self.name} serves nothing until a load succeeds: {self._weights.broken}")
+
     # Streams ------------------------------------------------------------------------------------------------------
 
     async def generate(self, token_ids: list[int], decoding: Decoding) -> AsyncGenerator[TokenChunk, None]:
@@ -176,9 +181,7 @@ class ServerEngine:
             EngineStalledError: the connection of this stream broke, and the server is there.
             EngineError: the request cannot be served, or the last load failed.
         """
-        self._check_alive()
-        if self._weights.broken is not None:
-            raise EngineError(f"{self.name} serves nothing until a load succeeds: {self._weights.broken}")
+        self._check_serves()
         check_tokens(self.name, token_ids, self._wanted.sizes.get("vocab_size"))
         decoding = bounded(decoding, len(token_ids), self._config.max_model_len)
         self._num_open += 1
@@ -221,10 +224,6 @@ class ServerEngine:
 
     # Weights ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _held(self) -> bool:
-        return self._paused or self._weights.broken is not None
-
     async def connect(self, group: WeightGroup, rank_offset: int) -> None:
         """Join the weight group, leaving the one joined before; its workers take ranks ``rank_offset ...``.
 
@@ -266,20 +265,23 @@ class ServerEngine:
             EngineError: the engine is not paused.
         """
         self._check_alive()
-        if not self._held:
+        if not self._paused:
             raise EngineError(f"{self.name} must be paused before version {update.version} is loaded")
         await self._weights.load(update)
         for stream in list(self._streams):
             stream.updated()
 
     async def resume(self) -> None:
-        """Go on with the streams that were open; after a failed load only once a load has succeeded."""
-        self._check_alive()
-        if self._weights.broken is None:
-            await self._control("/resume")
-            self._going.set()
+        """Go on with the streams that were open.
+
+        Raises:
+            EngineError: the last load failed.
+        """
+        self._check_serves()
+        await self._control("/resume")
+        self._going.set()
         self._paused = False
-        self._meter.update(paused=self._held)
+        self._meter.update(paused=False)
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1).
@@ -289,7 +291,7 @@ class ServerEngine:
         """
         self._check_alive()
         check_tokens(self.name, token_ids, self._wanted.sizes.get("vocab_size"))
-        if self._held:
+        if self._paused:
             raise EngineError(f"{self.name} is paused and cannot score; resume it first")
         try:
             return await score(self._link, token_ids, salt=self._weights.salt, timeout_s=self._config.token_timeout_s)

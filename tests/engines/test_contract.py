@@ -183,12 +183,15 @@ async def test_load_needs_a_pause(subject: Subject) -> None:
 
 
 async def test_failed_load_refuses_until_a_good_one(subject: Subject) -> None:
-    """After a load that failed no stream is served, until a load has succeeded."""
+    """After a load that failed no stream is served, until a load has succeeded; nor does it go on."""
     await subject.engine.pause()
     with pytest.raises((EngineError, WeightSyncError)):
         await subject.failing_transfer(subject.version + 1)
     with pytest.raises(EngineError):
         await subject.sample(sampling(4))
+    with pytest.raises(EngineError):
+        await subject.engine.resume()
+    assert subject.engine.statistics().paused
     await subject.push(subject.version + 1)
     stream = await subject.sample(sampling(4))
     assert stream.versions == [subject.version] * 4
