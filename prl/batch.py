@@ -9,6 +9,8 @@ Invariants:
 - Samples without a gradient (an advantage of exactly 0, where the loss has nothing else) are planned apart and last, at
   the same places on all ranks, so that nobody makes a backward pass for them. One pass is always made: an optimiser
   step whose gradient is 0 is still a step.
+- Samples of a group stay in one micro-batch where that costs nothing: what they begin with in common is computed once
+  there (``trainer/layout.py``). Budgets and loads count it with every sample, so neither depends on what is sampled.
 - An episode becomes a sample for each of its token sequences: what was sampled in any turn is trained, and what stood
   before it (a prompt, a user's answer, a tool's result) never is. ``credit.py`` says which advantage a turn has.
 - ``num_sequences`` is counted over the whole batch after masking, so the loss does not depend on the plan.

@@ -167,6 +167,7 @@ def test_bfloat16_computes_in_bfloat16_on_float32_masters(models: dict[str, Path
     parameters = parameters_of(policy).values()
     assert {each.dtype for each in parameters} | {each.grad.dtype for each in parameters} == {torch.float32}
     check_policy(policy, CPU, torch.bfloat16)
+    assert policy.pairs_per_token == 96, "prefixes are still shared"
 
 
 def test_scoring_leaves_the_shards_registered(models: dict[str, Path]) -> None:
