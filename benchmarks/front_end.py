@@ -38,7 +38,8 @@ from prl.engines.host_protocol import ADDRESS_VARIABLE, Call, Delta, Generate, R
 from prl.engines.host_side import connect_back, end_process
 from prl.engines.hosted import HostedEngine
 from prl.engines.pool import EnginePool
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from prl.engines.vllm import VllmEngine
 from prl.failure import FirstFailure
 from prl.models import resolve_model

@@ -21,7 +21,8 @@ from prl.config import EngineConfig
 from prl.controller import Controller, Pacing, Step
 from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
-from prl.engines.simulated import Script, SimulatedEngine, StreamFault
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script, StreamFault
 from prl.errors import EngineDeadError, PrlError, TrainerError, WeightSyncError
 from prl.failure import FirstFailure, running, together
 from prl.ledger import Ledger

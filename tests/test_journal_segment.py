@@ -106,8 +106,8 @@ def test_zeros_at_the_end_are_a_torn_tail(tmp_path: Path, num_zeros: int) -> Non
 
 def test_reading_takes_a_time_that_grows_with_the_segment_only(tmp_path: Path) -> None:
     """A resume after a long time without a checkpoint does not stand before a segment for minutes."""
-    data = encoded([Left(prompt_id=1, reason="x" * 100)]) * 50_000
+    data = encoded([Left(prompt_id=1, reason="x" * 100)]) * 60_000
     started = time.process_time()
     records, _ = read(tmp_path / "segment", MAGIC + data)
-    assert len(records) == 50_000
-    assert time.process_time() - started < 4
+    assert len(records) == 60_000
+    assert time.process_time() - started < 3

@@ -13,7 +13,8 @@ import pytest
 
 from prl.config import EngineConfig
 from prl.engines.pool import EnginePool
-from prl.engines.simulated import Script, SimulatedEngine, StreamFault
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script, StreamFault
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.failure import FirstFailure
 from prl.records import Member, Sampled

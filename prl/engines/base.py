@@ -80,7 +80,7 @@ class Engine(Protocol):
     name: str
     """Such as ``engine-0``; stands in every message about it."""
     num_workers: int
-    """Processes that take part in a weight transfer (the tensor-parallel size)."""
+    """Processes that take part in a weight transfer (the tensor-parallel size, times the data-parallel one)."""
 
     async def open(self) -> None:
         """Start and be ready to generate with the checkpoint's weights as version 0. Raises EngineError, in time."""
@@ -122,7 +122,10 @@ class Engine(Protocol):
         ...
 
     async def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1)."""
+        """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1).
+
+        Where several copies of the model sample behind one engine (data-parallel ranks), of each, one behind the other.
+        """
         ...
 
     async def failed(self) -> str:

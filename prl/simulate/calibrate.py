@@ -22,12 +22,13 @@ from typing import TypeVar
 
 import msgspec
 
+from prl.chronicle import TIMELINE
 from prl.config import Config
 from prl.errors import ConfigError
 from prl.parts import make_pacing
 from prl.settings import load_config
 from prl.simulate.costs import Measured, costs_of
-from prl.simulate.overlap import TIMELINE, Span, StepTimes, Work, works_of
+from prl.simulate.overlap import Span, StepTimes, Work, works_of
 from prl.simulate.report import report_of
 from prl.simulate.run import simulate
 

@@ -188,7 +188,7 @@ class _Run:
 
     async def _join(self) -> None:
         """A new weight group where an engine was started again, as ``fleet.py`` makes it."""
-        await self._pool.seats.one_is_there()
+        await self._pool.quorum.one_is_there()
         if not self._pool.seats.apart:
             return
         part, num_parts = 0, 1
