@@ -12,15 +12,19 @@ Invariants:
   a row sees itself and is seen by nobody.
 - Attention over a row costs its square, masked or not, so the layout is the cheapest of some by the tokens computed,
   filling included, and the squares: one sample a row where the answers are long and share little, many where they do.
+- A mask has at most ``MAX_PAIRS`` entries, however long the samples are.
 - The order of the samples given changes where they lie, never what is on their paths.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+MAX_PAIRS = 1 << 29
+"""Most entries of the mask that sharing needs, of rows times their lengths squared: 1 GiB in bfloat16."""
 WIDTHS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16)
 """Lengths of a row that are tried, in longest samples: beyond, there is nothing left to gain that is worth a mask."""
 
@@ -65,7 +69,8 @@ def lay_out(inputs: Sequence[Sequence[int]], *, single_row: bool = False, pairs_
         for before, index in itertools.pairwise(order):
             shared[index] = _num_equal(inputs[before], inputs[index])
         plans = [_chained(order, lengths, shared, int(times * longest)) for times in WIDTHS] if any(shared) else []
-        best = min([best, *plans], key=lambda plan: plan.num_rows * plan.width * (plan.width + pairs_per_token))
+        bounded = [plan for plan in plans if plan.num_rows * plan.width**2 <= MAX_PAIRS]
+        best = min([best, *bounded], key=lambda plan: plan.num_rows * plan.width * (plan.width + pairs_per_token))
     return _written(inputs, best, shared)
 
 
@@ -91,17 +96,16 @@ def _chained(order: Iterable[int], lengths: Sequence[int], shared: Sequence[int]
 
 
 def _place(chains: list[list[int]], sizes: Sequence[int], width: int) -> _Plan:
-    """Chains into rows of at most ``width``: first fit, longest first."""
+    """Chains into rows of at most ``width``: longest first, each into the fullest row that has room for it."""
     starts = [(0, 0)] * len(chains)
-    used: list[int] = []
+    room: list[tuple[int, int]] = []  # (tokens, row), ascending
     for number in sorted(range(len(chains)), key=lambda number: -sizes[number]):
-        row = next((row for row, taken in enumerate(used) if taken + sizes[number] <= width), len(used))
-        if row == len(used):
-            used.append(0)
-        starts[number] = (row, used[row])
-        used[row] += sizes[number]
-    width = max(used, default=0)
-    return _Plan(chains, [row * width + at for row, at in starts], len(used), width)
+        place = bisect_left(room, (sizes[number], 0))
+        left, row = room.pop(place) if place < len(room) else (width, len(room))
+        starts[number] = (row, width - left)
+        insort(room, (left - sizes[number], row))
+    used = width - min(room, default=(width, 0))[0]
+    return _Plan(chains, [row * used + at for row, at in starts], len(room), used)
 
 
 def _written(inputs: Sequence[Sequence[int]], plan: _Plan, shared: Sequence[int]) -> Layout:
@@ -109,9 +113,10 @@ def _written(inputs: Sequence[Sequence[int]], plan: _Plan, shared: Sequence[int]
     sharing = any(len(chain) > 1 for chain in plan.chains)
     token_ids, positions, until = [0] * size, [0] * size, list(range(1, size + 1))
     paths: list[list[int]] = [[] for _ in inputs]
-    for start, chain in sorted(zip(plan.starts, plan.chains, strict=True)):
+    placed = sorted(zip(plan.starts, plan.chains, strict=True))
+    for (start, chain), (following, _) in itertools.pairwise([*placed, (size, [])]):
         if not sharing:  # what fills the row counts on, so that it looks like no sample of its own
-            positions[start : start + width - start % width] = range(width - start % width)
+            positions[start:following] = range(following - start)
         path: list[int] = []
         end = start
         for index in chain:
