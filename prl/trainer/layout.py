@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     token_ids: list[int]
     positions: list[int]
     until: list[int] | None
-    """End of each token's descendants, an index into the rows; None where no two samples share a token."""
+    """End of each token's descendants, an index into the rows; None: the positions tell samples of a row apart."""
     paths: list[list[int]]
     """Of each sample, the index of each of its tokens."""
 
@@ -56,7 +56,7 @@ def lay_out(inputs: Sequence[Sequence[int]], *, single_row: bool = False, pairs_
         inputs: the tokens of each sample that must be computed.
         single_row: everything in one row, for a kernel that attends within each sample only. Nothing is shared.
         pairs_per_token: what computing a token costs beside attention, in pairs of tokens that attend to one another;
-            0: nothing can be shared, and rows are as long as the longest sample.
+            0: nothing can be shared, positions keep apart what is in a row, and it is as long as the longest sample.
     """
     lengths = [len(each) for each in inputs]
     filled = [index for index, length in enumerate(lengths) if length]
@@ -64,14 +64,15 @@ def lay_out(inputs: Sequence[Sequence[int]], *, single_row: bool = False, pairs_
     alone = [[index] for index in filled]
     best = _place(alone, [lengths[index] for index in filled], sum(lengths) if single_row else longest)
     shared = [0] * len(inputs)
-    if pairs_per_token and not single_row:
+    can_share = pairs_per_token > 0 and not single_row
+    if can_share:
         order = sorted(filled, key=lambda index: list(inputs[index]))
         for before, index in itertools.pairwise(order):
             shared[index] = _num_equal(inputs[before], inputs[index])
         plans = [_chained(order, lengths, shared, int(times * longest)) for times in WIDTHS] if any(shared) else []
         bounded = [plan for plan in plans if plan.num_rows * plan.width**2 <= MAX_PAIRS]
         best = min([best, *bounded], key=lambda plan: plan.num_rows * plan.width * (plan.width + pairs_per_token))
-    return _written(inputs, best, shared)
+    return _written(inputs, best, shared, masked=can_share and best.num_rows < len(filled))
 
 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
@@ -108,14 +109,13 @@ def _place(chains: list[list[int]], sizes: Sequence[int], width: int) -> _Plan:
     return _Plan(chains, [row * used + at for row, at in starts], len(room), used)
 
 
-def _written(inputs: Sequence[Sequence[int]], plan: _Plan, shared: Sequence[int]) -> Layout:
+def _written(inputs: Sequence[Sequence[int]], plan: _Plan, shared: Sequence[int], *, masked: bool) -> Layout:
     size, width = plan.num_rows * plan.width, plan.width
-    sharing = any(len(chain) > 1 for chain in plan.chains)
     token_ids, positions, until = [0] * size, [0] * size, list(range(1, size + 1))
     paths: list[list[int]] = [[] for _ in inputs]
     placed = sorted(zip(plan.starts, plan.chains, strict=True))
     for (start, chain), (following, _) in itertools.pairwise([*placed, (size, [])]):
-        if not sharing:  # what fills the row counts on, so that it looks like no sample of its own
+        if not masked:  # what fills the row counts on, so that it looks like no sample of its own
             positions[start:following] = range(following - start)
         path: list[int] = []
         end = start
@@ -131,4 +131,4 @@ def _written(inputs: Sequence[Sequence[int]], plan: _Plan, shared: Sequence[int]
             paths[index] = path.copy()
         for place in path:
             until[place] = end
-    return Layout(width, token_ids, positions, until if sharing else None, paths)
+    return Layout(width, token_ids, positions, until if masked else None, paths)

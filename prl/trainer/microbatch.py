@@ -4,8 +4,8 @@ Invariants:
 
 - The token at position t of a sample is predicted from position t - 1 of the same sample, so a first token is never
   trained. Only what a trained token depends on is computed: nothing of a sample from its last trained token on.
-- Where rows share no token, positions restart at 0 with every sample; that is what keeps the samples of a row apart in
-  attention. Where they do, a mask says what each token sees. What fills the end of a row influences nothing.
+- Positions restart at 0 with every sample; that is what keeps the samples of a row apart in attention where a model
+  can share no token. Where it can, a mask says what each token sees. What fills the end of a row influences nothing.
 - There is always at least one position to predict, if need be one that is not trained: a rank with nothing to do runs
   the same forward and backward pass as its peers, with a gradient of exactly 0.
 """

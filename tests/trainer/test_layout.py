@@ -93,6 +93,13 @@ def test_a_tree_by_hand() -> None:
     )
 
 
+def test_rows_of_several_samples_have_one_mask_for_all_layers() -> None:
+    """Samples that share nothing are kept apart as those that do are; a row of one sample needs no mask."""
+    inputs = [[1, 2, 3], [4, 5], [6]]
+    assert lay_out(inputs, pairs_per_token=100).until == [3, 3, 3, 5, 5, 6]
+    assert lay_out(inputs[:2], pairs_per_token=100) == lay_out(inputs[:2])
+
+
 def test_long_answers_with_little_in_common_lie_in_rows_of_their_own() -> None:
     """Where a shared prompt saves less than the longer row costs, rows are as if nothing could be shared."""
     prompt = list(range(20))
