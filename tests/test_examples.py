@@ -1,4 +1,4 @@
-"""The examples, run as their first lines say, shortened; the agent on vLLM, the others on the engine that starts sooner."""
+"""The examples, run as their first lines say, shortened: the agent on vLLM, the others on what starts sooner."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ CONFIG = Path(__file__).parent.parent / "configs/math.toml"
 
 
 class KeptEngine(vllm.VllmEngine):
-    """Stays open from run to run, for it takes long to start; each run's trainer meets it anew and sends its weights."""
+    """Stays open from run to run, as it starts slowly: each run's trainer meets it anew and sends its weights."""
 
     is_open = False
 
