@@ -38,11 +38,13 @@ from prl.engines.host_protocol import ADDRESS_VARIABLE, Call, Delta, Generate, R
 from prl.engines.host_side import connect_back, end_process
 from prl.engines.hosted import HostedEngine
 from prl.engines.pool import EnginePool
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from prl.engines.vllm import VllmEngine
 from prl.failure import FirstFailure
 from prl.models import resolve_model
 from prl.rollout import Done, Rollout
+from prl.sampler import Sampler
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Finish, Prompt, Score
 from prl.wire import WireClosedError
@@ -72,7 +74,12 @@ async def roll_out(pool: EnginePool, num_streams: int, max_tokens: int) -> int:
     """Open ``num_streams`` streams at once and fold them all to groups; the number of their tokens."""
     decoding = Decoding(temperature=1.0, max_tokens=max_tokens, stop_token_ids=[])
     rollout = Rollout(
-        pool, score, no_text, decoding=decoding, group_size=GROUP_SIZE, timeout_s=600, failure=FirstFailure()
+        Sampler(pool, no_text),
+        score,
+        decoding=decoding,
+        group_size=GROUP_SIZE,
+        timeout_s=600,
+        failure=FirstFailure(),
     )
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(rollout(prompt(number))) for number in range(num_streams // GROUP_SIZE)]

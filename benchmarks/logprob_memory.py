@@ -80,8 +80,8 @@ def one(kind: str, folder: str, answer: Any) -> None:
             logprobs_N, entropy_N = model(batch, 1.0)
         else:
             rows = {"input_ids": batch.token_ids_RL, "position_ids": batch.positions_RL, "use_cache": False}
-            logprobs_RLV = torch.log_softmax(model(**rows).logits[:, :-1], -1)
-            logprobs_N = logprobs_RLV.gather(-1, batch.token_ids_RL[:, 1:, None]).flatten()
+            logprobs_RLV = torch.log_softmax(model(**rows).logits, -1)
+            logprobs_N = logprobs_RLV.gather(-1, batch.targets_UK.view(*batch.token_ids_RL.shape, 1)).flatten()
             del logprobs_RLV
             entropy_N = torch.zeros_like(logprobs_N)
         loss(logprobs_N, entropy_N, batch, num_sequences=len(some))[0].backward()

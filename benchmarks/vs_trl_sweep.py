@@ -29,7 +29,7 @@ NUM_STEPS, NUM_WARM_UP = 12, 4
 PRL = (
     ("engine.count=2", "trainer.num_ranks=1"),
     ("engine.count=2", "trainer.num_ranks=2"),
-    ("trainer.max_tokens_per_microbatch=1024",),
+    ("trainer.max_tokens_per_microbatch=2048",),
     ("trainer.max_tokens_per_microbatch=4096",),
     ("engine.max_num_seqs=64",),
 )

@@ -9,6 +9,8 @@ Invariants:
 - Samples without a gradient (an advantage of exactly 0, where the loss has nothing else) are planned apart and last, at
   the same places on all ranks, so that nobody makes a backward pass for them. One pass is always made: an optimiser
   step whose gradient is 0 is still a step.
+- Samples of a group stay in one micro-batch where that costs nothing: what they begin with in common is computed once
+  there (``trainer/layout.py``). Budgets and loads count it with every sample, so neither depends on what is sampled.
 - An episode becomes a sample for each of its token sequences: what was sampled in any turn is trained, and what stood
   before it (a prompt, a user's answer, a tool's result) never is. ``credit.py`` says which advantage a turn has.
 - ``num_sequences`` is counted over the whole batch after masking, so the loss does not depend on the plan.
@@ -91,18 +93,19 @@ def make_batch(
     only where an advantage is not 0.
     """
     advantages_BGT = advantages_of(groups, [rewards_of(group) for group in groups], advantage, credit)
-    samples = [
-        sample
-        for group, advantages_GT in zip(groups, advantages_BGT, strict=True)
+    made = [
+        (sample, family)
+        for family, (group, advantages_GT) in enumerate(zip(groups, advantages_BGT, strict=True))
         for completion, advantages_T in zip(group.completions, advantages_GT, strict=True)
         for sample in make_samples(
             group.prompt, completion, advantages_T, trained=not (mask_overlong and completion.finish == "length")
         )
     ]
+    samples, families = [sample for sample, _ in made], [family for _, family in made]
     teaching = [index for index, sample in enumerate(samples) if not only_advantages_teach or any(sample.advantages)]
     silent = sorted(set(range(len(samples))) - set(teaching))
     parts = [part for part in (teaching, silent) if part]
-    plans = [plan_of(samples, part, num_ranks, max_tokens_per_microbatch) for part in parts]
+    plans = [plan_of(samples, families, part, num_ranks, max_tokens_per_microbatch) for part in parts]
     return Batch(
         step=step,
         samples=samples,
@@ -114,36 +117,80 @@ def make_batch(
 
 
 def plan_of(
-    samples: Sequence[Sample], indices: Sequence[int], num_ranks: int, max_tokens: int
+    samples: Sequence[Sample], families: Sequence[int], indices: Sequence[int], num_ranks: int, max_tokens: int
 ) -> list[list[list[int]]]:
     """The plan of some of the samples, in their own indices."""
-    plan = make_plan([len(samples[index].token_ids) for index in indices], num_ranks, max_tokens)
+    lengths = [len(samples[index].token_ids) for index in indices]
+    plan = make_plan(lengths, num_ranks, max_tokens, [families[index] for index in indices])
     return [[[indices[at] for at in microbatch] for microbatch in microbatches] for microbatches in plan]
 
 
-def make_plan(lengths: Sequence[int], num_ranks: int, max_tokens: int) -> list[list[list[int]]]:
+def make_plan(
+    lengths: Sequence[int], num_ranks: int, max_tokens: int, families: Sequence[int] | None = None
+) -> list[list[list[int]]]:
     """Indices of samples by rank and micro-batch.
 
-    Longest first, each sample goes to the rank with the fewest tokens so far, and there into the fullest micro-batch
-    that has room for it; a sample above ``max_tokens`` fills one alone. Ties fall to the lower index, so the plan is
+    Samples of one family (None: each is one of its own) begin alike and cost least in one micro-batch. They are kept
+    together where that costs neither balance nor a micro-batch more. Ties fall to the lower index, so the plan is
     deterministic. The cost is n log n, whatever the number of ranks and micro-batches.
     """
-    plan: list[list[list[int]]] = [[] for _ in range(num_ranks)]
-    room: list[list[tuple[int, int]]] = [[] for _ in range(num_ranks)]  # (tokens, micro-batch), ascending
-    load = [(0, rank) for rank in range(num_ranks)]  # a heap of (tokens, rank)
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        length = lengths[index]
-        tokens, rank = load[0]
-        heapq.heapreplace(load, (tokens + length, rank))
-        place = bisect_left(room[rank], (length, 0))
-        if place == len(room[rank]):
-            left, microbatch = max_tokens, len(plan[rank])
-            plan[rank].append([])
-        else:
-            left, microbatch = room[rank].pop(place)
-        plan[rank][microbatch].append(index)
-        insort(room[rank], (left - length, microbatch))
+    families = range(len(lengths)) if families is None else families
+    plan = [_fill(indices, lengths, families, max_tokens) for indices in _share_out(lengths, families, num_ranks)]
     num_microbatches = max(1, *map(len, plan))
     for microbatches in plan:
         microbatches.extend([] for _ in range(num_microbatches - len(microbatches)))
     return plan
+
+
+def _share_out(lengths: Sequence[int], families: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Indices by rank, longest first.
+
+    Each sample follows its family while that leaves the rank with no more than its share of all tokens, and goes to the
+    rank with the fewest tokens else. So no two ranks are further apart than by the longest sample.
+    """
+    given: list[list[int]] = [[] for _ in range(num_ranks)]
+    tokens, total = [0] * num_ranks, sum(lengths)
+    least = [(0, rank) for rank in range(num_ranks)]  # a heap; what a rank had before it got more is out of date
+    home: dict[int, int] = {}
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        rank = home.get(families[index])
+        if rank is None or (tokens[rank] + lengths[index]) * num_ranks > total:
+            while least[0][0] != tokens[least[0][1]]:
+                heapq.heappop(least)
+            rank = least[0][1]
+        home[families[index]] = rank
+        tokens[rank] += lengths[index]
+        heapq.heappush(least, (tokens[rank], rank))
+        given[rank].append(index)
+    return given
+
+
+def _fill(indices: Sequence[int], lengths: Sequence[int], families: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Micro-batches of one rank's samples, which come longest first: by families, or by length where that takes fewer.
+
+    Each sample goes to the one before it if that is of its family and there is room, else into the fullest micro-batch
+    that has room for it; a sample above ``max_tokens`` fills one alone.
+    """
+    place = {family: at for at, family in reversed([*enumerate(families[index] for index in indices)])}
+    by_family = sorted(indices, key=lambda index: place[families[index]])
+    tries = [_best_fit(order, lengths, families, max_tokens) for order in (by_family, indices)]
+    return min(tries, key=len)
+
+
+def _best_fit(
+    order: Sequence[int], lengths: Sequence[int], families: Sequence[int], max_tokens: int
+) -> list[list[int]]:
+    microbatches: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens, micro-batch), ascending
+    last = (0, -1)
+    for index in order:
+        length = lengths[index]
+        together = last[1] >= 0 and families[microbatches[last[1]][-1]] == families[index] and last[0] >= length
+        place = bisect_left(room, last if together else (length, 0))
+        left, number = room.pop(place) if place < len(room) else (max_tokens, len(microbatches))
+        if number == len(microbatches):
+            microbatches.append([])
+        microbatches[number].append(index)
+        last = (left - length, number)
+        insort(room, last)
+    return microbatches

@@ -51,7 +51,7 @@ class Chronicle:
         finally:
             with failures_to(failure.set, "the end of the timeline"):
                 self._timeline.end()
-                if self._disk.blocked is None:  # else it was waited for already
+                if not self._disk.refuses:  # else it was waited for already
                     await self._flush()
 
     async def _write_on(self) -> None:

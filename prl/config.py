@@ -179,7 +179,11 @@ class TrainerConfig(Table, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the forward and backward pass; master weights and optimiser state are always float32."""
     max_tokens_per_microbatch: Positive = 4096
-    """Tokens packed into one forward pass of one rank. A longer single sequence gets a micro-batch of its own."""
+    """Tokens packed into one forward pass of one rank, what sequences share counted with each. A longer single sequence
+    gets a micro-batch of its own."""
+    share_prefixes: bool = True
+    """Compute once what sequences of a micro-batch begin with in common: a group's prompt, and its answers up to where
+    they part. The numbers are the same. Not done with flash attention, nor for models with sliding windows."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     max_restarts: NonNegative = 3

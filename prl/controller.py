@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -34,12 +34,12 @@ import msgspec
 
 from prl.buffer import Buffer, BufferStatistics, Ticket
 from prl.engines.pool import EnginePool
-from prl.engines.seats import Seats
 from prl.errors import EngineDeadError, PrlError, TrainerError
 from prl.failure import FirstFailure, failures_to
+from prl.lag import lag_of
 from prl.ledger import Records
 from prl.log import get_logger
-from prl.metrics import StepReport, lag_of
+from prl.metrics import StepReport
 from prl.open_prompts import OpenPrompts, Source
 from prl.records import Entry, Measured, group_of
 from prl.refill import Refill
@@ -147,19 +147,16 @@ class Controller:
     async def _admit(self) -> None:
         async with asyncio.TaskGroup() as rollouts:
             with failures_to(self._failure.set, "the admit loop"), loop("admit") as self._states["admit"]:
-                await self._admit_to(rollouts)
-
-    async def _admit_to(self, rollouts: asyncio.TaskGroup) -> None:
-        while True:
-            await self._prompts.ready()
-            with waiting("admit", "a free slot"):
-                ticket = await self._buffer.admit()
-            entry = self._prompts.admit(ticket)
-            if entry.scored is None:
-                rollouts.create_task(self._roll_out(ticket, entry))
-            else:
-                self._buffer.finish(ticket, group_of(entry, self._rollout.decode))
-            await asyncio.sleep(0)  # a whole batch of requests at once would hold up the event loop
+                while True:
+                    await self._prompts.ready()
+                    with waiting("admit", "a free slot"):
+                        ticket = await self._buffer.admit()
+                    entry = self._prompts.admit(ticket)
+                    if entry.scored is None:
+                        rollouts.create_task(self._roll_out(ticket, entry))
+                    else:
+                        self._buffer.finish(ticket, group_of(entry, self._rollout.sampler.decode))
+                    await asyncio.sleep(0)  # a whole batch of requests at once would hold up the event loop
 
     async def _roll_out(self, ticket: Ticket, entry: Entry) -> None:
         """One prompt to its outcome; whatever else happens is the run's failure."""
@@ -202,18 +199,16 @@ class Controller:
 
     async def _rejoin(self) -> None:
         """Bring engines that were started again up to date, also while no step can end for want of them."""
+        seats = self._engines.seats
         with loop("rejoin", "an engine that was started again") as self._states["rejoin"]:
-            await self._rejoin_on(self._engines.seats)
-
-    async def _rejoin_on(self, seats: Seats) -> None:
-        while True:
-            await seats.newcomer()
-            async with self._weights:
-                if self._sync.version == self.step_number and seats.apart:
-                    await self._sync.push(self._sync.version)
-                    continue
-                changed = seats.changed
-            await changed.wait()  # a conventional round goes on: its end pushes, and they load; or others come or go
+            while True:
+                await seats.newcomer()
+                async with self._weights:
+                    if self._sync.version == self.step_number and seats.apart:
+                        await self._sync.push(self._sync.version)
+                        continue
+                    changed = seats.changed
+                await changed.wait()  # a conventional round goes on: its end pushes, and they load; or others change
 
     async def _prove(self) -> None:
         """Prove each version while the engines sample with it and the trainer learns from earlier ones."""
@@ -249,42 +244,6 @@ class Controller:
         report = self.reporter.of_step(groups, lag_of(batch), trained, pushed)
         return Step(report=report, groups=groups, batch=batch, logprobs=trained.logprobs)
 
-    async def _proof_of(self, groups: list[Group]) -> None:
-        """Nothing is trained on tokens of weights that are not proven; most batches were complete before the push."""
-        completions = [completion for group in groups for completion in group.completions]
-        newest = max(turn[-1] for each in completions for turn in by_turn(each.turns, each.versions))
-        if newest == self._sync.version and not self._sync.is_proven:
-            await self._sync.prove()
-
-    @asynccontextmanager
-    async def _holding_weights(self) -> AsyncIterator[None]:
-        """Nobody else trains or pushes meanwhile."""
-        with waiting("another weight update", on=lambda: [self._states.get("rejoin")]):
-            await self._weights.acquire()
-        try:
-            yield
-        finally:
-            self._weights.release()
-
-    async def _train(self, groups: list[Group]) -> tuple[TrainReport, Batch]:
-        number = self.step_number + 1
-        with waiting("the batch", "is packed"), self._doing("waiting", "the batch is packed", step=number):
-            batch = await self._make_batch(self.step_number, groups)
-        with waiting("the trainer", f"step {number}"), self._doing("training", step=number):
-            trained = await self._trainer.train(batch)
-        if trained.skipped:
-            log.warning("step skipped: its loss or gradient is not finite", step=self.step_number)
-        self.step_number += 1
-        return trained, batch
-
-    async def train_again(self, entries: list[Entry]) -> Step:
-        """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
-        groups = [group_of(entry, self._rollout.decode) for entry in entries]
-        with self._because("again, from the journal"):
-            trained, batch = await self._train(groups)
-        report = self.reporter.of_step_again(groups, lag_of(batch), trained)
-        return Step(report=report, groups=groups, batch=batch, logprobs=trained.logprobs)
-
     async def _take(self) -> list[tuple[Ticket, Group]]:
         """The groups of one step; a round of batches is taken as one."""
         size = self._pacing.groups_per_step
@@ -313,6 +272,34 @@ class Controller:
         admit = [] if late else [self._states.get("admit")]
         return rejoin or [*rollouts, *admit]
 
+    @asynccontextmanager
+    async def _holding_weights(self) -> AsyncIterator[None]:
+        """Nobody else trains or pushes meanwhile."""
+        with waiting("another weight update", on=lambda: [self._states.get("rejoin")]):
+            await self._weights.acquire()
+        try:
+            yield
+        finally:
+            self._weights.release()
+
+    async def _proof_of(self, groups: list[Group]) -> None:
+        """Nothing is trained on tokens of weights that are not proven; most batches were complete before the push."""
+        completions = [completion for group in groups for completion in group.completions]
+        newest = max(turn[-1] for each in completions for turn in by_turn(each.turns, each.versions))
+        if newest == self._sync.version and not self._sync.is_proven:
+            await self._sync.prove()
+
+    async def _train(self, groups: list[Group]) -> tuple[TrainReport, Batch]:
+        number = self.step_number + 1
+        with waiting("the batch", "is packed"), self._doing("waiting", "the batch is packed", step=number):
+            batch = await self._make_batch(self.step_number, groups)
+        with waiting("the trainer", f"step {number}"), self._doing("training", step=number):
+            trained = await self._trainer.train(batch)
+        if trained.skipped:
+            log.warning("step skipped: its loss or gradient is not finite", step=self.step_number)
+        self.step_number += 1
+        return trained, batch
+
     async def _push_at_end_of_round(self) -> PushReport | None:
         """Push, then release: a slot is free only when the weights trained on it serve."""
         if self._round:
@@ -333,17 +320,11 @@ class Controller:
         self, state: State, why: str | None = None, *, step: int | None = None, version: int | None = None
     ) -> Iterator[None]:
         """The step is this far; ``why`` is also what the trainer waits for, while it does nothing itself."""
-        reason = nullcontext() if why is None else self._because(why)
-        with reason, self._timeline.during("controller", state, why, step=step, version=version):
+        with (
+            self._timeline.because(TRAINER_LANES, why),
+            self._timeline.during("controller", state, why, step=step, version=version),
+        ):
             yield
-
-    @contextmanager
-    def _because(self, why: str) -> Iterator[None]:
-        before = self._timeline.because(TRAINER_LANES, why)
-        try:
-            yield
-        finally:
-            self._timeline.because(TRAINER_LANES, before)
 
     @property
     def steps_into_round(self) -> int:
@@ -354,7 +335,15 @@ class Controller:
         """Groups that the steps of the round need which are not done."""
         return self._pacing.groups_per_step * (self._pacing.steps_per_round - self.steps_into_round)
 
-    # ---- state -------------------------------------------------------------------------------------------------------
+    # ---- state, and going on from one --------------------------------------------------------------------------------
+
+    async def train_again(self, entries: list[Entry]) -> Step:
+        """Do a step of the journal again, on the groups it was done on; no engine is asked. Before ``run`` only."""
+        groups = [group_of(entry, self._rollout.sampler.decode) for entry in entries]
+        with self._timeline.because(TRAINER_LANES, "again, from the journal"):
+            trained, batch = await self._train(groups)
+        report = self.reporter.of_step_again(groups, lag_of(batch), trained)
+        return Step(report=report, groups=groups, batch=batch, logprobs=trained.logprobs)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs to go on; see ``OpenPrompts.state``."""

@@ -6,6 +6,7 @@ Invariants:
 - A fault that people can mend (no space, no quota, read-only, an input/output error) is said once and tried again until
   ``timeout_s`` has passed, whoever writes, a thread here or the trainer's ranks; meanwhile ``Disk.blocked`` says what
   is wrong, and ``ready`` holds up whoever would make more to write. Any other fault is raised at once.
+- Who is cancelled while they wait holds up nobody any more.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Disk:
         """What is wrong, by what waits to be written."""
         self._free = asyncio.Event()
         self._free.set()
+        self.refuses = False
+        """Whether it did not take what it was given last."""
 
     @property
     def blocked(self) -> str | None:
@@ -105,6 +108,13 @@ class Disk:
         return await self._taken(what, attempt, pause)
 
     async def _taken(self, what: str, attempt: Callable[[], Awaitable[T]], pause: Callable[[], Awaitable[object]]) -> T:
+        try:
+            return await self._tried(what, attempt, pause)
+        except asyncio.CancelledError:
+            self._unblock(what)
+            raise
+
+    async def _tried(self, what: str, attempt: Callable[[], Awaitable[T]], pause: Callable[[], Awaitable[object]]) -> T:
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
@@ -122,14 +132,21 @@ class Disk:
                     ) from error
                 await pause()
                 continue
-            if self._blocks.pop(what, None) is not None and not self._blocks:
+            self.refuses = False
+            if self._unblock(what):
                 log.warning("the disk takes writes again: generation goes on", seconds=round(clock() - began, 1))
-                self._free.set()
             return result
 
     def _block(self, what: str, error: OSError) -> None:
-        is_first = not self._blocks
+        self.refuses, is_first = True, not self._blocks
         self._blocks[what] = f"{what} cannot be written to {self._folder}: {error.strerror}"
         if is_first:
             self._free.clear()
             log.warning("the disk takes no writes: generation is paused until it does", why=self.blocked)
+
+    def _unblock(self, what: str) -> bool:
+        """Nobody waits to write this any more; whether that was the last."""
+        was_last = self._blocks.pop(what, None) is not None and not self._blocks
+        if was_last:
+            self._free.set()
+        return was_last

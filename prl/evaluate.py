@@ -18,7 +18,7 @@ from prl.engines.base import Decoding
 from prl.errors import EngineError, PrlError
 from prl.estimates import Estimate, estimate, pass_at_k
 from prl.failure import FirstFailure, failures_to
-from prl.rollout import Dropped, stream_seed
+from prl.sampler import Dropped, stream_seed
 from prl.types import Completion, Prompt, Score, Verdict
 from prl.waits import waiting
 
@@ -44,6 +44,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     reward_mean: float
     """Mean over the prompts of their answers' mean reward."""
+    is_accuracy: bool
+    """Whether that is the share of right answers: the reward of each was 0 or 1."""
     interval: tuple[float, float]
     """The 95 % confidence interval of that mean, from its lower to its upper end."""
     pass_at: dict[int, Estimate]
@@ -170,6 +172,7 @@ def _evaluation(answers: list[Answer], asked: Asked, version: int, *, num_failed
     return Evaluation(
         version=version,
         reward_mean=mean.mean,
+        is_accuracy=all(answered.reward in {0.0, 1.0} for answered in answers),
         interval=(mean.low, mean.high),
         pass_at=_pass_at(list(rewards.values()), asked),
         num_prompts=len(rewards),

@@ -84,7 +84,7 @@ class Fleet:
             newest_checkpoint=lambda: _newest_checkpoint(run_dir / "checkpoints"),
             replay=replay,
             max_restarts=config.trainer.max_restarts,
-            held=[self.engines.deadlines, self.engines.seats.deadlines],
+            held=[self.engines.deadlines, self.engines.quorum.deadlines],
             timeline=timeline,
             num_ranks=config.trainer.num_ranks,
         )
@@ -102,7 +102,7 @@ class Fleet:
         """Bring engines and trainer together in a new weight group, unless all that are there are in one."""
         await self.trainer.mended()
         self.trainer.tell()  # restarts until here are no reason why what begins now may fail
-        await self.engines.seats.one_is_there()
+        await self.engines.quorum.one_is_there()
         if not (self.trainer.apart or self.engines.seats.apart):
             return
         hosts = [host_of(seat.place) for seat in self.engines.seats.there() if isinstance(seat.place, str)]

@@ -5,15 +5,15 @@
 
 Invariants:
 
-- A record is a head, which is the length and the checksum of the body under a checksum of its own, and a body, which is
-  msgpack. Reading a segment stops at the first one that is not whole. One that ends with the file is a torn tail, which
-  a crash leaves; everything else is damage, and what lies behind it cannot be trusted to follow from what is before.
+- Reading a segment (``journal_segment.py``) stops at the first record that is not whole. What lies behind it is lost to
+  the ledger until the snapshot of the next segment, if there is one, tells all that it needs.
 - What is read is what was written, in type and value: a prompt with a field that msgpack would change is refused on the
   way in (``exact.py``).
 - Each start of a run begins a segment, and the snapshot there is what that run went on from, whatever stands before.
 - Records are written in the order they were appended, some at a time, each time with one fsync. ``flush`` returns when
   everything appended before it is on the disk; a checkpoint is begun after a flush, so the journal is never behind it.
-- A segment is removed only when no checkpoint that is kept needs it.
+- A segment is removed only when no checkpoint that is kept needs it. Whoever reads the journal of a run under way and
+  meets that begins anew, with the segments that are there now: the snapshot of the first tells what came before.
 - The ledger holds what is open. The groups of steps that are to be done again are a reader's and not the ledger's: that
   of a resumed run goes on for days.
 """
@@ -21,28 +21,21 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
-import struct
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
-from prl.disk import Disk, append
+from prl.disk import Disk
 from prl.errors import JournalError
 from prl.exact import check_fields
 from prl.failure import FirstFailure, failures_to
+from prl.journal_segment import Append, Segment, create, encoded
 from prl.ledger import Ledger
 from prl.records import Admitted, AnyRecord, Entry, Snapshot, Trained
 
 FLUSH_S = 0.25
 """Records wait at most this long for the disk, so a crash loses at most this much sampling."""
-MAGIC = b"prl journal 2\n"
-HEAD, HEAD_CHECKSUM = struct.Struct("!II"), struct.Struct("!I")
-NUM_HEAD_BYTES = HEAD.size + HEAD_CHECKSUM.size
 
 
 class History(NamedTuple):
@@ -69,7 +62,6 @@ class Journal:
     def __init__(self, folder: Path, disk: Disk, ledger: Ledger) -> None:
         """``ledger`` is the state that the first segment begins with: empty, or that of the run that is resumed."""
         self._folder, self._disk, self.ledger = folder, disk, ledger
-        self._encoder = msgspec.msgpack.Encoder()
         self._pending: list[AnyRecord] = []
         self._segment: Path | None = None
         self._writing = asyncio.Lock()
@@ -93,7 +85,7 @@ class Journal:
             await failure.guard("journal", self._write_on())
         finally:
             with failures_to(failure.set, "the end of the journal"):
-                if self._disk.blocked is None:  # else it was waited for already
+                if not self._disk.refuses:  # else it was waited for already
                     await self.flush()
 
     async def _write_on(self) -> None:
@@ -118,8 +110,8 @@ class Journal:
             await self._write_pending()  # all of it is in the snapshot too, and the segment before ends with it
             if target == self._segment:
                 return
-            data = await asyncio.to_thread(self._encode, snapshot)
-            await self._disk.write("the journal", lambda: _create(target, data))
+            data = await asyncio.to_thread(encoded, snapshot)
+            await self._disk.write("the journal", lambda: create(target, data))
             self._segment = target
             for number, path in segments(self._folder):
                 if number > self.ledger.step:
@@ -130,9 +122,9 @@ class Journal:
         segment, records = self._segment, self._pending
         if segment is None or not records:
             return
-        self._pending, writing = [], _Append(segment)
+        self._pending, writing = [], Append(segment)
         try:
-            data = await asyncio.to_thread(self._encode, records)
+            data = await asyncio.to_thread(encoded, records)
             await self._disk.write("the journal", lambda: writing(data))
         except BaseException:
             if not writing.may_be_done:  # twice in the journal is worse than not at all, which a crash does too
@@ -145,29 +137,6 @@ class Journal:
         for number, path in segments(self._folder):
             if number < needed:
                 await self._disk.write("the journal", partial(path.unlink, missing_ok=True))
-
-    def _encode(self, records: Sequence[AnyRecord]) -> bytes:
-        out = bytearray()
-        for record in records:
-            body = self._encoder.encode(record)
-            head = HEAD.pack(len(body), zlib.crc32(body))
-            out += head + HEAD_CHECKSUM.pack(zlib.crc32(head)) + body
-        return bytes(out)
-
-
-class _Append:
-    """Appends to a segment in a thread, and knows whether it may have happened where the waiting was cancelled."""
-
-    def __init__(self, segment: Path) -> None:
-        self._segment, self.may_be_done = segment, False
-
-    def __call__(self, data: bytes) -> None:
-        self.may_be_done = True
-        try:
-            append(self._segment, data, sync=True)
-        except OSError:
-            self.may_be_done = False
-            raise
 
 
 def segment_file(folder: Path, step: int) -> Path:
@@ -194,7 +163,17 @@ def read(folder: Path, *, resume_from: int | None = None, until: int | None = No
         JournalError: there is no journal, it does not reach back to that step or up to it, or groups to train again
             are missing.
     """
-    found = segments(folder)
+    while True:
+        found = segments(folder)
+        try:
+            return _read(folder, found, resume_from, until)
+        except FileNotFoundError:
+            if segments(folder) == found:  # none was removed meanwhile
+                raise
+
+
+def _read(folder: Path, found: list[tuple[int, Path]], resume_from: int | None, until: int | None) -> History:
+    """What these segments say. Raises FileNotFoundError where one is not there any more."""
     if not found:
         raise JournalError(f"{folder} holds no journal")
     if resume_from is not None:
@@ -227,11 +206,16 @@ def _check_reaches(folder: Path, history: History, step: int) -> None:
 
 def _records_of(found: list[tuple[int, Path]], history: History, until: int | None) -> Iterator[AnyRecord]:
     """Those of all segments that can be read, in order, up to where more than ``until`` steps are done."""
-    for position, (_, path) in enumerate(found):
-        for record in _records(path, history, is_newest=position == len(found) - 1):
+    for number, path in found:
+        segment = Segment(path)
+        for record in segment.records():
             if until is not None and _is_beyond(record, until):
                 return
             yield record
+        if segment.damage is not None:
+            history.damage.append(segment.damage)
+        if segment.torn is not None and number < found[-1][0]:  # a crash left it when it was the newest
+            history.covered.append(segment.torn)
 
 
 def _is_beyond(record: AnyRecord, until: int) -> bool:
@@ -247,73 +231,3 @@ def _is_beyond(record: AnyRecord, until: int) -> bool:
 def _first_needed(found: list[tuple[int, Path]], step: int) -> int:
     """The newest segment that began no later than the checkpoint of ``step``."""
     return max((number for number, _ in found if number <= step), default=0)
-
-
-def _records(path: Path, history: History, *, is_newest: bool) -> Iterator[AnyRecord]:
-    """The whole records of one segment, in order, a snapshot only with all its parts; ``history`` says what follows."""
-    decoder = msgspec.msgpack.Decoder(AnyRecord)
-    data = path.read_bytes()
-    at, snapshot, num_open = len(MAGIC), list[AnyRecord](), 0
-    if not data.startswith(MAGIC):
-        history.damage.append(f"{path} is no segment of a journal")
-        return
-    while at < len(data):
-        body = _body(data, at)
-        if isinstance(body, str):
-            if body == "damaged":
-                history.damage.append(
-                    f"{path} is damaged after {at} of {len(data)} bytes: what follows there is left out"
-                )
-            elif not is_newest:  # a crash leaves it in a segment that was the newest then
-                history.covered.append(f"{path} is torn after {at} of {len(data)} bytes")
-            return
-        try:
-            record = decoder.decode(body)
-        except msgspec.DecodeError as error:  # whole, and not what this version of prl writes
-            history.damage.append(
-                f"{path} holds a record after {at} bytes that nobody knows ({error}): the rest is left out"
-            )
-            return
-        at += NUM_HEAD_BYTES + len(body)
-        if isinstance(record, Snapshot):
-            num_open = record.num_open
-            snapshot = [record]
-        elif snapshot:
-            snapshot.append(record)
-        else:
-            yield record
-        if snapshot and len(snapshot) > num_open:
-            yield from snapshot
-            snapshot = []
-
-
-def _body(data: bytes, at: int) -> bytes | Literal["torn", "damaged"]:
-    """The body of the record at ``at``, or what is wrong with it.
-
-    Only a head that proves itself is believed that the body goes beyond the end of the file: a wrong length would hide
-    everything behind it. A crash may leave zeros where a file had grown and nothing was written yet.
-    """
-    head, begins_at = data[at : at + HEAD.size], at + NUM_HEAD_BYTES
-    if begins_at > len(data) or not any(data[at:]):
-        return "torn"
-    if HEAD_CHECKSUM.unpack_from(data, at + HEAD.size) != (zlib.crc32(head),):
-        return "damaged"
-    length, checksum = HEAD.unpack(head)
-    body = data[begins_at : begins_at + length]
-    if len(body) < length:
-        return "torn"
-    return body if zlib.crc32(body) == checksum else "damaged"
-
-
-def _create(target: Path, data: bytes) -> None:
-    """Write a new segment aside and give it its name, on the disk on return."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_suffix(".part")
-    draft.unlink(missing_ok=True)
-    append(draft, MAGIC + data, sync=True)
-    draft.replace(target)
-    descriptor = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -83,7 +83,8 @@ def make_engine(
         return TransformersEngine(
             index=index, model=model, config=config.engine, seed=config.seed, log_dir=logs, device=device
         )
-    from prl.engines.simulated import Script, SimulatedEngine  # noqa: PLC0415 -- only where it is chosen
+    from prl.engines.simulated import SimulatedEngine  # noqa: PLC0415 -- only where it is chosen
+    from prl.engines.simulated_stream import Script  # noqa: PLC0415 -- only where it is chosen
 
     return SimulatedEngine(index=index, max_num_seqs=config.engine.max_num_seqs, script=Script(), seed=config.seed)
 

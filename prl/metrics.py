@@ -1,27 +1,25 @@
 """The numbers of a step: what ``metrics.jsonl`` holds, and how each is counted.
 
-Lag is measured where it matters, at training time: the step trained minus the version of a token. ``lag_max`` speaks of
-the oldest token of any sample of the step, ``lag_mean`` of all trained tokens. Rates are per second of the step's wall
-time; ``trainer_busy`` and ``engine_busy`` are shares of it (the engines' is a mean over engines).
+``lag_max`` speaks of the oldest token of any sample of the step, ``lag_mean`` of all trained tokens (``lag.py``). Rates
+are per second of the step's wall time (``lap.py``); ``trainer_busy`` and ``engine_busy`` are shares of it (the engines'
+is a mean over engines).
 """
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
 
+from prl.lag import Lag
+from prl.lap import Lap
 from prl.trainer.base import TrainReport
-from prl.types import Batch, Group
+from prl.types import Group
 from prl.update_ways import PushReport
 
-MAX_LAG_BIN = 128
-"""Lag from which on all tokens are in one bin."""
 MIN_FRESH_TOKENS = 64
 """Fewer tokens of lag 0 say too little about what engine and trainer differ by."""
 
@@ -124,7 +122,7 @@ def _rounded(value: object) -> object:
 
 
 class Mended(msgspec.Struct, frozen=True, kw_only=True):
-    """What died and was made good."""
+    """What died and was made good; each field is one of ``StepReport``."""
 
     streams_moved: int = 0
     streams_handed_over: int = 0
@@ -134,114 +132,16 @@ class Mended(msgspec.Struct, frozen=True, kw_only=True):
 
     def since(self, before: Mended) -> Mended:
         """What came after ``before``; all of them count from the start."""
-        return Mended(
-            streams_moved=self.streams_moved - before.streams_moved,
-            streams_handed_over=self.streams_handed_over - before.streams_handed_over,
-            engine_restarts=self.engine_restarts - before.engine_restarts,
-            trainer_restarts=self.trainer_restarts - before.trainer_restarts,
-            reward_retries=self.reward_retries - before.reward_retries,
-        )
-
-
-class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """How stale the trained tokens of one batch are, and how many versions wrote one sample."""
-
-    max: int
-    mean: float
-    num_versions_max: int
-    histogram: list[int] = []
-    """Tokens by lag, from 0 on."""
-
-
-def lag_of(batch: Batch) -> LagSummary:
-    """Lag of each trained token: ``batch.step`` minus the version that sampled it."""
-    counts: Counter[int] = Counter()  # tokens by version; counting is what keeps millions of tokens cheap
-    num_versions_max = 0
-    for sample in batch.samples:
-        of_sample = Counter(compress(sample.versions, sample.loss_mask))
-        num_versions_max = max(num_versions_max, len(of_sample))
-        counts.update(of_sample)
-    lag_sum = sum((batch.step - version) * count for version, count in counts.items())
-    by_lag: Counter[int] = Counter()
-    for version, count in counts.items():
-        by_lag[min(max(0, batch.step - version), MAX_LAG_BIN)] += count
-    return LagSummary(
-        max=batch.step - min(counts, default=batch.step),
-        mean=lag_sum / max(1, counts.total()),
-        num_versions_max=num_versions_max,
-        histogram=[by_lag[lag] for lag in range(max(by_lag, default=-1) + 1)],
-    )
-
-
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the time of a step went, and what the engines did meanwhile."""
-
-    step_s: float
-    wait_batch_s: float
-    engine_busy: float
-    in_flight: float = 0.0
-    tokens_generated: int
-    loop_lag_ms: float
-    eval_block_s: float = 0.0
-    checkpoint_s: float = 0.0
-    evals_incomplete: int = 0
-
-
-class Meter:
-    """Times a step and reads what the engines did meanwhile.
-
-    A lap runs from the end of one step to the end of the next, so that nothing the engines do in between is lost.
-    """
-
-    def __init__(self, clock: Callable[[], float], engines: Callable[[], tuple[int, float, float]]) -> None:
-        """Begin a lap.
-
-        ``engines`` returns what they did since the start of the run: tokens generated, busy seconds (a mean over
-        engines), and seconds of all streams added up.
-        """
-        self._clock, self._engines = clock, engines
-        self.loop_lag_s = 0.0
-        self.wait_batch_s = 0.0
-        self.eval_block_s = 0.0
-        self.checkpoint_s = 0.0
-        self.evals_incomplete = 0
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin a lap here."""
-        self._begin(self._clock(), self._engines())
-
-    def _begin(self, now: float, engines: tuple[int, float, float]) -> None:
-        self._started_at, (self._tokens, self._busy_s, self._stream_s) = now, engines
-        self.loop_lag_s = self.wait_batch_s = self.eval_block_s = self.checkpoint_s = 0.0
-        self.evals_incomplete = 0
-
-    def lap(self) -> Timing:
-        """End the lap, begin the next, and say where the time went."""
-        now, engines = self._clock(), self._engines()
-        elapsed_s, (tokens, busy_s, stream_s) = max(now - self._started_at, 1e-9), engines
-        timing = Timing(
-            step_s=elapsed_s,
-            wait_batch_s=self.wait_batch_s,
-            engine_busy=min(1.0, max(0.0, busy_s - self._busy_s) / elapsed_s),
-            in_flight=(stream_s - self._stream_s) / elapsed_s,
-            tokens_generated=tokens - self._tokens,
-            loop_lag_ms=1000 * self.loop_lag_s,
-            eval_block_s=self.eval_block_s,
-            checkpoint_s=self.checkpoint_s,
-            evals_incomplete=self.evals_incomplete,
-        )
-        self._begin(now, engines)
-        return timing
+        return Mended(**{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__})
 
 
 def step_report(
     groups: Sequence[Group],
-    lag: LagSummary,
+    lag: Lag,
     trained: TrainReport,
     pushed: PushReport | None,
     *,
-    timing: Timing,
+    lap: Lap,
     dropped: dict[str, int],
     mended: Mended,
     at: float,
@@ -260,12 +160,10 @@ def step_report(
     return StepReport(
         step=trained.step + 1,
         version=trained.step + 1,
-        time_s=timing.step_s,
         at=at,
         reward_mean=statistics.fmean(rewards),
         reward_std=statistics.pstdev(rewards),
         samples=len(rewards),
-        tokens_generated=timing.tokens_generated,
         tokens_trained=trained.tokens_trained,
         lag_max=lag.max,
         lag_mean=lag.mean,
@@ -286,25 +184,15 @@ def step_report(
         length_mean=statistics.fmean(lengths),
         length_max=max(lengths),
         finish_length_share=finishes.count("length") / len(finishes),
-        gen_tok_s=timing.tokens_generated / timing.step_s,
-        train_tok_s=trained.tokens_trained / timing.step_s,
-        trainer_busy=min(1.0, trained.train_s / timing.step_s),
-        engine_busy=timing.engine_busy,
-        in_flight=timing.in_flight,
-        wait_batch_s=timing.wait_batch_s,
+        gen_tok_s=lap.tokens_generated / lap.time_s,
+        train_tok_s=trained.tokens_trained / lap.time_s,
+        trainer_busy=min(1.0, trained.train_s / lap.time_s),
         pause_s=pushed.pause_s if pushed else 0.0,
         publish_s=pushed.publish_s if pushed else 0.0,
-        eval_block_s=timing.eval_block_s,
-        checkpoint_s=timing.checkpoint_s,
-        evals_incomplete=timing.evals_incomplete,
-        streams_moved=mended.streams_moved,
-        streams_handed_over=mended.streams_handed_over,
-        engine_restarts=mended.engine_restarts,
-        trainer_restarts=mended.trainer_restarts,
-        reward_retries=mended.reward_retries,
-        loop_lag_ms=timing.loop_lag_ms,
         dropped=dropped,
         rewards=_by_reward(groups, calls),
+        **msgspec.structs.asdict(lap),
+        **msgspec.structs.asdict(mended),
     )
 
 
@@ -326,9 +214,9 @@ def _by_reward(groups: Sequence[Group], calls: Mapping[str, Mapping[str, float]]
     }
     for label, what in calls.items():
         found.setdefault(label, {}).update(what)
-    return {f"{metric_name(label)}_{key}": value for label, what in found.items() for key, value in what.items()}
+    return {f"{_metric_name(label)}_{key}": value for label, what in found.items() for key, value in what.items()}
 
 
-def metric_name(label: str) -> str:
+def _metric_name(label: str) -> str:
     """A reward's name as a part of a metric's: ``package.module:name`` is ``package_module_name``."""
     return re.sub(r"\W+", "_", label)

@@ -34,6 +34,7 @@ from prl.records import Played, Proven, Sampled, Unproven
 from prl.refill import Refill
 from prl.rewards.scorer import Scorer, labels_of
 from prl.rollout import Play, Rollout
+from prl.sampler import Sampler
 from prl.shaping import shaping_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
@@ -174,9 +175,8 @@ def make_rollout(
     """What rolls out prompts on ``engines`` as ``[sampling]`` and ``[pipeline]`` say; see ``Rollout``."""
     sampling = config.sampling
     return Rollout(
-        engines,
+        Sampler(engines, tokenizer.decode),
         judge_of(config, scorer),
-        tokenizer.decode,
         decoding=Decoding(
             temperature=sampling.temperature, max_tokens=sampling.max_tokens, stop_token_ids=tokenizer.stop_token_ids
         ),

@@ -26,18 +26,17 @@ from prl.blocked import frozen_heap
 from prl.check import cross_check
 from prl.claim import claim
 from prl.config import Config
-from prl.control.prometheus import metrics_route
 from prl.control.routes import routes_of
-from prl.control.server import ControlServer
 from prl.engines.seat import EngineStatus
 from prl.errors import PrlError, RefusedError
 from prl.evaluate import Evaluation
 from prl.failure import FirstFailure, running
-from prl.figures import Figures, Snapshot
+from prl.figures import Snapshot
 from prl.fleet import Fleet
 from prl.log import Console, configure, get_logger
-from prl.metrics import Mended, StepReport
+from prl.metrics import StepReport
 from prl.models import resolve_model
+from prl.onlookers import Onlookers
 from prl.overview import Overview
 from prl.recovery import Start
 from prl.resumed_config import check_changes
@@ -45,8 +44,6 @@ from prl.run_folder import Summary
 from prl.run_record import RunRecord
 from prl.status import Status
 from prl.trackers.base import check_trackers
-from prl.trackers.feed import Feed
-from prl.view.beside import Page
 from prl.watchdog import Why
 
 log = get_logger(__name__)
@@ -92,11 +89,11 @@ class Pipeline:
         self.summary: Summary | None = None
         """How the run ended; set on leaving."""
         self._accept_changes = accept_changes
-        self._resume, self._console, self._on_page = resume, console, on_page
+        self._resume, self._console = resume, console
         self._overview = Overview(config, self.run_dir, on_stage)
         self._record = RunRecord(config, self.run_dir)
         self._governor = parts.make_governor(config)
-        self._trackers, self._figures = Feed(config, self.run_dir), Figures()
+        self._onlookers = Onlookers(config, self.run_dir, on_page)
         self._failure = FirstFailure()
         self._assembly = Assembly(
             config,
@@ -138,7 +135,8 @@ class Pipeline:
         await sync.push(controller.step_number)
         await self._stack.enter_async_context(evaluator.open())
         if controller.step_number == 0 and self._assembly.held_out:
-            self._record.totals.eval_before = (await self.evaluate()).reward_mean
+            before, totals = await self.evaluate(), self._record.totals
+            totals.eval_before, totals.eval_is_accuracy = before.reward_mean, before.is_accuracy
         self._stack.enter_context(frozen_heap())
         await self._loops.enter_async_context(running(self._record.journal.run(self._failure)))
         if self._governor is not None:
@@ -158,26 +156,14 @@ class Pipeline:
         if self._resume:
             changed = await asyncio.to_thread(check_changes, self.run_dir, self.config, accept=self._accept_changes)
         self._overview.begins("reading tokenizer and data")
-        routes = [*routes_of(self), metrics_route(self.snapshot)]
-        control = ControlServer(self.config.control, self.run_dir, routes)
-        control.bind()
-        self._stack.push_async_callback(control.close)
-        page = Page(self.config.view, self.run_dir)
-        if self._on_page is not None:
-            page.bind()
-            self._stack.callback(page.close)
+        self._onlookers.bind(self._stack, routes_of(self), self.snapshot)
         start = await self._assembly.read(resume=self._resume, accept_changes=self._accept_changes)
         self._stack.enter_context(configure(self.run_dir, self._console, self._record.clear))
         self._run_is_open = True
-        await control.open()
-        if self._on_page is not None and page.url is not None:
-            await self._stack.enter_async_context(running(page.serve()))
-            self._on_page(page.url)
+        await self._onlookers.open(self._stack, start.ledger.step)
         for warning in (*self._assembly.source.statistics().warnings, *changed):
             log.warning(warning)
         start.warn()
-        await self._trackers.open(start.ledger.step)
-        await self._stack.enter_async_context(running(self._trackers.watch()))
         await self._record.journal.begin_segment()
         return start
 
@@ -213,7 +199,7 @@ class Pipeline:
             if slots is not None:
                 controller.resize(slots)
             with self._failure.interrupts():
-                self._figures.add(step.report)
+                self._onlookers.add(step.report)
                 await self._record.step(step)
                 if self._record.is_due(self.step_number):
                     await self.save()
@@ -257,8 +243,7 @@ class Pipeline:
 
     def snapshot(self) -> Snapshot:
         """What a monitoring system is told at this moment; see ``prl/control/prometheus.py``."""
-        figures, trackers = self._figures.copied(), self._trackers.states()
-        return Snapshot(self.config.run.name, self.config.model, self.status(), figures, self.evaluation, trackers)
+        return self._onlookers.snapshot(self.status(), self.evaluation)
 
     def engines(self) -> list[EngineStatus]:
         """Each engine: how far it is, what it serves, what it did; none before they are started."""
@@ -358,27 +343,16 @@ class Pipeline:
 
     def _summarise(self, error: BaseException | None) -> None:
         status = "failed" if error is not None else "done" if self._done() else "stopped"
-        reporter = None if self._wired is None else self._wired.controller.reporter
-        num_engines = self._overview.num_engines
-        self.summary = self._record.summary(
-            status,
-            mended=Mended() if reporter is None else reporter.mended(),
-            checkpoint_s=0.0 if reporter is None else reporter.meter.checkpoint_s,
-            num_engines=num_engines,
-            error=error,
-        )
+        if self._wired is not None:
+            self._record.count_rest(self._wired.controller.reporter)
+        self.summary = self._record.summary(status, num_engines=self._overview.num_engines, error=error)
         if self._run_is_open:
-            try:
-                self._record.end(self.summary)
-            except OSError as failed:  # a disk that takes nothing has said so already
-                if error is None:
-                    raise
-                log.warning("how the run ended could not be written", why=str(failed))
+            self._record.end(self.summary)
 
     async def _close_trackers(self) -> None:
         if self.config.trackers:
             self._overview.begins("sending the last points to the trackers")
-        await self._trackers.close(self._record.totals.steps)
+        await self._onlookers.close(self._record.totals.steps)
 
     def _done(self) -> bool:
         return self._wired is not None and self.step_number >= self.config.run.num_steps

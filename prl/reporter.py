@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from prl.engines.pool import EnginePool
-from prl.metrics import LagSummary, Mended, Meter, StepReport, step_report
+from prl.lag import Lag
+from prl.lap import LapMeter
+from prl.metrics import Mended, StepReport, step_report
 from prl.rollout import Rollout
 from prl.timeline import unix_time
 from prl.trainer.base import Trainer, TrainReport
@@ -64,18 +66,16 @@ class Reporter:
         self._verified_gap = verified_gap
         self._drops_before: Counter[str] = Counter()
         self._mended_before = Mended()
-        self.meter = Meter(clock, self._engine_counters)
+        self.meter = LapMeter(clock, self._engine_counters)
 
-    def of_step(
-        self, groups: Sequence[Group], lag: LagSummary, trained: TrainReport, pushed: PushReport | None
-    ) -> StepReport:
+    def of_step(self, groups: Sequence[Group], lag: Lag, trained: TrainReport, pushed: PushReport | None) -> StepReport:
         """The report of a step that is done now; ``pushed`` is None within a round."""
         return step_report(
             groups,
             lag,
             trained,
             pushed,
-            timing=self.meter.lap(),
+            lap=self.meter.lap(),
             dropped=self._dropped(),
             mended=self.mended(),
             at=self._now(),
@@ -83,14 +83,14 @@ class Reporter:
             calls={} if self._judges is None else self._judges.lap(),
         )
 
-    def of_step_again(self, groups: Sequence[Group], lag: LagSummary, trained: TrainReport) -> StepReport:
+    def of_step_again(self, groups: Sequence[Group], lag: Lag, trained: TrainReport) -> StepReport:
         """The report of a step that the trainer did again."""
         return step_report(
             groups,
             lag,
             trained,
             None,
-            timing=self.meter.lap(),
+            lap=self.meter.lap(),
             dropped={},
             mended=self.mended(),
             at=self._now(),
@@ -100,8 +100,8 @@ class Reporter:
     def mended(self) -> Mended:
         """What died and was made good since the last report."""
         now = Mended(
-            streams_moved=self._rollout.num_moved,
-            streams_handed_over=self._rollout.num_handed_over,
+            streams_moved=self._rollout.sampler.num_moved,
+            streams_handed_over=self._rollout.sampler.num_handed_over,
             engine_restarts=self._engines.seats.num_restarts,
             trainer_restarts=int(self._trainer.statistics().get("restarts", 0)),
             reward_retries=0 if self._judges is None else self._judges.num_retries,

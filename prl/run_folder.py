@@ -47,6 +47,8 @@ class Summary(msgspec.Struct, kw_only=True):
     reward_last: float | None = None
     eval_before: float | None = None
     eval_after: float | None = None
+    eval_is_accuracy: bool = False
+    """Whether both are shares of right answers: every reward of these evaluations was 0 or 1."""
     evals_incomplete: int = 0
     """Evaluations that ran out of time."""
     engine_restarts: int = 0
@@ -95,6 +97,8 @@ class Totals(msgspec.Struct, kw_only=True):
     reward_first: float | None = None
     reward_last: float | None = None
     eval_before: float | None = None
+    eval_is_accuracy: bool = False
+    """Of the evaluations before and, at the end, after."""
     evals_incomplete: int = 0
     engine_restarts: int = 0
     trainer_restarts: int = 0
@@ -141,6 +145,7 @@ class Totals(msgspec.Struct, kw_only=True):
             reward_last=self.reward_last,
             eval_before=self.eval_before,
             eval_after=eval_after,
+            eval_is_accuracy=self.eval_is_accuracy,
             evals_incomplete=self.evals_incomplete,
             engine_restarts=self.engine_restarts,
             trainer_restarts=self.trainer_restarts,

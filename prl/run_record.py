@@ -30,8 +30,8 @@ from prl.failure import FirstFailure
 from prl.hidden import clearer_of
 from prl.journal import Journal
 from prl.log import get_logger
-from prl.metrics import Mended
 from prl.recovery import Start
+from prl.reporter import Reporter
 from prl.run_folder import EVALUATIONS, VERSIONS, RunFolder, Summary, Totals
 from prl.settings import to_toml_without_secrets
 from prl.timeline import Timeline
@@ -145,22 +145,20 @@ class RunRecord:
     async def last_evaluation(self, evaluator: Evaluator, version: int) -> None:
         """Evaluate what a run that is done has made, and count that."""
         latest = await evaluator.last(version)
-        self._eval_after = None if latest is None else latest.reward_mean
+        if latest is not None:
+            self._eval_after = latest.reward_mean
+            self.totals.eval_is_accuracy &= latest.is_accuracy
         self.totals.evals_incomplete += evaluator.take_incomplete()
 
-    def summary(
-        self,
-        status: str,
-        *,
-        mended: Mended,
-        checkpoint_s: float,
-        num_engines: int,
-        error: BaseException | None,
-    ) -> Summary:
-        """How the run ended; ``mended`` and ``checkpoint_s`` are what came after the last step's report."""
-        self.totals.checkpoint_s += checkpoint_s
+    def count_rest(self, reporter: Reporter) -> None:
+        """Count what came after the last step's report."""
+        mended = reporter.mended()
+        self.totals.checkpoint_s += reporter.meter.checkpoint_s
         self.totals.engine_restarts += mended.engine_restarts
         self.totals.trainer_restarts += mended.trainer_restarts
+
+    def summary(self, status: str, *, num_engines: int, error: BaseException | None) -> Summary:
+        """How the run ended."""
         return self.totals.summary(
             status,
             num_engines=num_engines,
@@ -169,5 +167,10 @@ class RunRecord:
         )
 
     def end(self, summary: Summary) -> None:
-        """Write that. Blocking."""
-        self._folder.write_summary(summary)
+        """Write that. Blocking. A disk that takes nothing is raised as OSError, unless the run failed already."""
+        try:
+            self._folder.write_summary(summary)
+        except OSError as failed:
+            if summary.error is None:
+                raise
+            log.warning("how the run ended could not be written", why=str(failed))

@@ -71,7 +71,7 @@ def _grid(rows: Iterator[tuple[str, Text]]) -> RenderableType:
 
 def _numbers(summary: Summary, latest: Evaluation | None) -> Iterator[tuple[str, Text]]:
     if summary.eval_before is not None and summary.eval_after is not None:
-        yield _learned(summary.eval_before, summary.eval_after, latest)
+        yield _learned(summary.eval_before, summary.eval_after, latest, is_accuracy=summary.eval_is_accuracy)
         for k, found in latest.pass_at.items() if latest is not None else ():
             interval = f"{100 * found.low:.1f}% to {100 * found.high:.1f}%"
             yield f"pass@{k}", Text.assemble((f"{100 * found.mean:.1f}%", "bold"), f" after, 95% interval {interval}")
@@ -99,9 +99,8 @@ def _numbers(summary: Summary, latest: Evaluation | None) -> Iterator[tuple[str,
         yield "ESS", Text(f"{summary.ess_mean:.3f} on average (1 is on policy)")
 
 
-def _learned(before: float, after: float, latest: Evaluation | None) -> tuple[str, Text]:
+def _learned(before: float, after: float, latest: Evaluation | None, *, is_accuracy: bool) -> tuple[str, Text]:
     """Before and after, in percent where the mean reward is the share of right answers."""
-    is_accuracy = latest is not None and all(answer.reward in {0.0, 1.0} for answer in latest.answers)
     scale, decimals, unit = (100, 1, "%") if is_accuracy else (1, 3, "")
     was, now, gain = (f"{scale * value:.{decimals}f}{unit}" for value in (before, after, after - before))
     text = Text.assemble(f"{was} before, ", (f"{now} after", "bold"), f" ({'+' if after >= before else ''}{gain})")

@@ -138,19 +138,26 @@ class Timeline:
                 doing.since = at
         doing.state, doing.why = "waiting", rest
 
-    def because(self, lanes: str, why: str | None) -> str | None:
-        """Why the lanes whose names begin like this are in whatever state they enter, and wait now; the reason before.
+    @contextmanager
+    def because(self, lanes: str, why: str | None) -> Iterator[None]:
+        """While the body lasts, why the lanes whose names begin like this wait, or are in whatever state they enter.
 
-        None is no reason.
+        None: for the reason that they have.
         """
         before = self._reasons.get(lanes)
+        self._explain(lanes, before if why is None else why)
+        try:
+            yield
+        finally:
+            self._explain(lanes, before)
+
+    def _explain(self, lanes: str, why: str | None) -> None:
         if why is None:
             self._reasons.pop(lanes, None)
         else:
             self._reasons[lanes] = why
         for lane in [lane for lane, doing in self._open.items() if doing.state == "waiting" and lane.startswith(lanes)]:
             self.enter(lane, "waiting")
-        return before
 
     def take(self) -> list[Span]:
         """Every span that has ended since, and pieces of those that last; they are the caller's now."""

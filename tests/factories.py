@@ -63,6 +63,7 @@ def make_evaluation(*answers: Answer, **changes: Any) -> Evaluation:
     fields: dict[str, Any] = {
         "version": 0,
         "reward_mean": 0.5,
+        "is_accuracy": True,
         "interval": (0.4, 0.6),
         "pass_at": {},
         "num_prompts": 128,

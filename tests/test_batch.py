@@ -15,7 +15,8 @@ from prl.shaping import shaping_of
 from prl.types import Batch, Group
 from tests.factories import make_completion, make_group, make_prompt
 
-lengths = st.lists(st.integers(1, 50), max_size=40)
+samples = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 5)), max_size=40)
+"""Length and family."""
 ranks = st.integers(1, 6)
 budgets = st.integers(1, 60)
 
@@ -25,6 +26,12 @@ def batch_of(groups: list[Group], *, num_ranks: int = 1, max_tokens: int = 100) 
     return make_batch(
         5, groups, advantage=ADVANTAGES["leave_one_out"], num_ranks=num_ranks, max_tokens_per_microbatch=max_tokens
     )
+
+
+def plan_of(samples: list[tuple[int, int]], num_ranks: int, max_tokens: int) -> tuple[list[list[list[int]]], list[int]]:
+    """The plan, and the lengths."""
+    lengths = [length for length, _ in samples]
+    return make_plan(lengths, num_ranks, max_tokens, [family for _, family in samples]), lengths
 
 
 def test_what_was_sampled_is_what_is_trained() -> None:
@@ -139,50 +146,80 @@ def test_samples_without_a_gradient_are_planned_last(
 
 
 @settings(deadline=None)
-@given(lengths, ranks, budgets)
-def test_each_sample_is_in_exactly_one_microbatch(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+@given(samples, ranks, budgets)
+def test_each_sample_is_in_exactly_one_microbatch(
+    samples: list[tuple[int, int]], num_ranks: int, max_tokens: int
+) -> None:
     """The plan neither loses nor repeats a sample."""
-    plan = make_plan(lengths, num_ranks, max_tokens)
+    plan, lengths = plan_of(samples, num_ranks, max_tokens)
     planned = [index for microbatches in plan for microbatch in microbatches for index in microbatch]
     assert sorted(planned) == list(range(len(lengths)))
 
 
 @settings(deadline=None)
-@given(lengths, ranks, budgets)
-def test_all_ranks_have_as_many_microbatches(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+@given(samples, ranks, budgets)
+def test_all_ranks_have_as_many_microbatches(samples: list[tuple[int, int]], num_ranks: int, max_tokens: int) -> None:
     """Field notes D, unequal micro-batch counts: every rank takes part in equally many collectives, at least 1."""
-    plan = make_plan(lengths, num_ranks, max_tokens)
+    plan, _ = plan_of(samples, num_ranks, max_tokens)
     assert len(plan) == num_ranks
     assert len({len(microbatches) for microbatches in plan}) == 1
     assert len(plan[0]) >= 1
 
 
 @settings(deadline=None)
-@given(lengths, ranks, budgets)
-def test_a_microbatch_keeps_its_budget(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+@given(samples, ranks, budgets)
+def test_a_microbatch_keeps_its_budget(samples: list[tuple[int, int]], num_ranks: int, max_tokens: int) -> None:
     """No micro-batch exceeds the budget, except one sample that is longer than it, alone."""
-    for microbatches in make_plan(lengths, num_ranks, max_tokens):
+    plan, lengths = plan_of(samples, num_ranks, max_tokens)
+    for microbatches in plan:
         for microbatch in microbatches:
             tokens = sum(lengths[index] for index in microbatch)
             assert tokens <= max_tokens or len(microbatch) == 1
 
 
 @settings(deadline=None)
-@given(lengths, ranks, budgets)
-def test_ranks_carry_the_same_load(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+@given(samples, ranks, budgets)
+def test_ranks_carry_the_same_load(samples: list[tuple[int, int]], num_ranks: int, max_tokens: int) -> None:
     """No rank has more tokens than another by more than the longest sample: nobody waits long for a neighbour."""
-    plan = make_plan(lengths, num_ranks, max_tokens)
+    plan, lengths = plan_of(samples, num_ranks, max_tokens)
     loads = [sum(lengths[index] for microbatch in microbatches for index in microbatch) for microbatches in plan]
     assert max(loads) - min(loads) <= max(lengths, default=0)
 
 
 @settings(deadline=None)
-@given(lengths, ranks, budgets)
-def test_microbatches_are_filled(lengths: list[int], num_ranks: int, max_tokens: int) -> None:
+@given(samples, ranks, budgets)
+def test_microbatches_are_filled(samples: list[tuple[int, int]], num_ranks: int, max_tokens: int) -> None:
     """On a rank, no two micro-batches would fit into one."""
-    for microbatches in make_plan(lengths, num_ranks, max_tokens):
+    plan, lengths = plan_of(samples, num_ranks, max_tokens)
+    for microbatches in plan:
         filled = sorted(sum(lengths[index] for index in microbatch) for microbatch in microbatches if microbatch)
         assert len(filled) < 2 or filled[0] + filled[1] > max_tokens
+
+
+@settings(deadline=None)
+@given(samples, budgets)
+def test_families_cost_no_microbatch(samples: list[tuple[int, int]], max_tokens: int) -> None:
+    """A rank has no more micro-batches than it would have if nothing were kept together."""
+    plan, lengths = plan_of(samples, 1, max_tokens)
+    assert len(plan[0]) <= len(make_plan(lengths, 1, max_tokens)[0])
+
+
+def test_a_group_stays_together() -> None:
+    """Four groups of lengths that mix: each rank and each micro-batch has whole ones, although longest came first."""
+    samples = [(length, family) for family in range(4) for length in (9, 8, 8, 7)]
+    plan, _ = plan_of(samples, 2, 32)
+    assert [[{samples[index][1] for index in of} for of in microbatches] for microbatches in plan] == [
+        [{0}, {2}],
+        [{1}, {3}],
+    ]
+
+
+def test_a_batch_keeps_its_groups_together() -> None:
+    """Groups of the batch are its families: with room for a group in a micro-batch, each has one."""
+    batch = batch_of([make_group(number, [1.0, 0.0, 0.0, 1.0]) for number in range(4)], num_ranks=2, max_tokens=22)
+    assert sorted(sorted(of) for microbatches in batch.plan for of in microbatches) == [
+        [*range(first, first + 4)] for first in range(0, 16, 4)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -206,5 +243,5 @@ def test_planning_costs_next_to_nothing(num_samples: int, num_ranks: int) -> Non
     """Thousands of samples on many ranks, or on one with thousands of micro-batches, are planned at once."""
     lengths = [1 + 7919 * index % 4096 for index in range(num_samples)]
     started = time.process_time()
-    make_plan(lengths, num_ranks, 4096)
+    make_plan(lengths, num_ranks, 4096, [index // 16 for index in range(num_samples)])
     assert time.process_time() - started < 0.4

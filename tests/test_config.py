@@ -308,6 +308,7 @@ def test_the_resolved_toml_has_every_knob_and_loads_back(tmp_path: Path) -> None
             "update_s",
             "sharing",
             "between_s",
+            "transfer_s",
         }
         absent |= {"api_key_env", "listen", "host", "target_ess"}
         absent |= {"subset", "split", "task", "answer_after", "max_tokens", "min_solve_rate", "max_solve_rate", "band"}

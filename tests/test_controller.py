@@ -21,14 +21,16 @@ from prl.config import EngineConfig
 from prl.controller import Controller, Pacing, Step
 from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
-from prl.engines.simulated import Script, SimulatedEngine, StreamFault
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script, StreamFault
 from prl.errors import EngineDeadError, PrlError, TrainerError, WeightSyncError
 from prl.failure import FirstFailure, running, together
 from prl.ledger import Ledger
 from prl.records import Entry, Open
 from prl.refill import Refill
 from prl.reporter import Judges
-from prl.rollout import Rollout, stream_seed
+from prl.rollout import Rollout
+from prl.sampler import Sampler, stream_seed
 from prl.shaping import plain
 from prl.simulation import MANIFEST, CallFault
 from prl.sync import WeightSync
@@ -119,9 +121,8 @@ async def controller_over(
         else Buffer(groups_per_step * (max_lag + 1) * steps_per_round)
     )
     rollout = Rollout(
-        engines,
+        Sampler(engines, str),
         score,
-        str,
         decoding=DECODING,
         group_size=group_size,
         timeout_s=1e5,

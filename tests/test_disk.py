@@ -106,6 +106,20 @@ async def test_a_cancelled_write_is_over_when_the_cancellation_is(tmp_path: Path
     assert done == [True]
 
 
+@in_virtual_time
+async def test_a_cancelled_write_holds_up_nobody(tmp_path: Path) -> None:
+    """Who gave a checkpoint up while the disk took none goes on; that the disk did not take it is still known."""
+    disk = Disk(tmp_path, timeout_s=60)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.5):
+            await disk.write("the checkpoint of step 7", full)
+    assert (disk.blocked, disk.refuses) == (None, True)
+    async with asyncio.timeout(1):
+        await disk.ready()
+    await disk.write("the journal", lambda: None)
+    assert not disk.refuses
+
+
 async def test_a_slow_disk_delays_its_writer_only(tmp_path: Path) -> None:
     """A write that takes long is no fault: the event loop goes on, nobody is held up, and the outcome is its own."""
     disk, taken, released = Disk(tmp_path, 600.0), threading.Event(), threading.Event()

@@ -14,7 +14,7 @@ from prl.config_eval import EvalConfig
 from prl.engines.base import Decoding
 from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.evaluate import Asked, Evaluation, evaluate, ks_of
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.types import Abstained, Completion, Prompt, Score, ScoringFailed, Verdict
 from tests.factories import make_completion, make_prompt
 from tests.virtual import in_virtual_time
@@ -62,6 +62,7 @@ async def test_the_mean_of_all_answers_in_order() -> None:
 
     result = await run(5, last_first)
     assert (result.version, result.reward_mean, result.num_prompts, result.num_failed) == (VERSION, 0.6, 5, 0)
+    assert result.is_accuracy, "each is 0 or 1"
     assert [(a.prompt, a.completion, a.reward, a.expected) for a in result.answers] == [
         (f"prompt {number}", str(number), float(number % 2 == 0), str(number)) for number in range(5)
     ]
@@ -86,7 +87,7 @@ async def test_several_answers_of_a_prompt() -> None:
     numbers = [itertools.count() for _ in range(3)]
     result = await run(3, counted, grade, num_answers=4, pass_at=(1, 2, 4), pass_reward=0.5)
     assert (result.num_prompts, result.num_answers, result.num_failed) == (3, 11, 1)
-    assert result.reward_mean == pytest.approx((0.25 + 0.75 + 1) / 3 / 2)
+    assert (result.reward_mean, result.is_accuracy) == (pytest.approx((0.25 + 0.75 + 1) / 3 / 2), False)
     assert {k: found.mean for k, found in result.pass_at.items()} == {
         1: pytest.approx((1 / 4 + 3 / 4 + 1) / 3),
         2: pytest.approx((1 / 2 + 1 + 1) / 3),

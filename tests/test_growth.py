@@ -26,7 +26,8 @@ from prl import disk, machinery, virtual_time
 from prl.config import Config, EngineConfig, RunConfig, TrainerConfig
 from prl.config_eval import EvalConfig
 from prl.engines import lives
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
 from tests.test_pipeline import simulated
 

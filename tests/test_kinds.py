@@ -19,7 +19,8 @@ import prl
 from prl import virtual_time
 from prl.config import Config, PipelineConfig, RunConfig
 from prl.engines.base import Decoding
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from prl.trainer.simulated import SimulatedTrainer
 from tests.test_pipeline import lines, simulated, take_steps
 from tests.virtual import in_virtual_time

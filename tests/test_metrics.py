@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import msgspec
 import pytest
 
-from prl.advantage import ADVANTAGES
-from prl.batch import make_batch
-from prl.metrics import LagSummary, Mended, Meter, StepReport, Timing, lag_of, step_report
+from prl.lag import Lag
+from prl.lap import Lap
+from prl.metrics import Mended, StepReport, step_report
 from prl.sync import PushReport
 from prl.trainer.base import TrainReport
-from prl.types import Batch, Completion, Sample
-from tests.factories import make_completion, make_group
+from tests.factories import make_group
 
-LAG = LagSummary(max=2, mean=0.5, num_versions_max=2, histogram=[400, 100, 100])
+LAG = Lag(max=2, mean=0.5, num_versions_max=2, histogram=[400, 100, 100])
 TRAINED = TrainReport(
     step=4,
     loss=0.25,
@@ -37,8 +35,8 @@ TRAINED = TrainReport(
     train_s=3.0,
 )
 PUSHED = PushReport(version=5, pause_s=0.5, drain_s=0.125, publish_s=0.25)
-TIMING = Timing(
-    step_s=6.0,
+LAP = Lap(
+    time_s=6.0,
     wait_batch_s=1.0,
     engine_busy=0.75,
     in_flight=48.5,
@@ -49,17 +47,9 @@ TIMING = Timing(
 )
 
 
-def batch_of(step: int, *completions: Completion) -> Batch:
-    """A batch for ``step`` of one group of these completions."""
-    groups = [make_group(0, [0.0] * len(completions), completions)]
-    return make_batch(
-        step, groups, advantage=ADVANTAGES["leave_one_out"], num_ranks=1, max_tokens_per_microbatch=10_000
-    )
-
-
 def report(**changes: Any) -> StepReport:
     """The report of two groups under the numbers above."""
-    arguments: dict[str, Any] = {"lag": LAG, "trained": TRAINED, "pushed": PUSHED, "timing": TIMING, "dropped": {}}
+    arguments: dict[str, Any] = {"lag": LAG, "trained": TRAINED, "pushed": PUSHED, "lap": LAP, "dropped": {}}
     arguments |= changes
     groups = [make_group(0, [1.0, 0.0, 0.0, 1.0]), make_group(1, [1.0, 1.0])]
     return step_report(
@@ -67,79 +57,12 @@ def report(**changes: Any) -> StepReport:
         arguments["lag"],
         arguments["trained"],
         arguments["pushed"],
-        timing=arguments["timing"],
+        lap=arguments["lap"],
         dropped=arguments["dropped"],
         mended=Mended(streams_moved=3, engine_restarts=2, trainer_restarts=1, reward_retries=4),
         at=1_800_000_000.1234,
         verified_gap=arguments.get("verified_gap"),
     )
-
-
-# ---- lag -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("step", "versions", "lag_max", "lag_mean", "num_versions"),
-    [
-        (0, [[0, 0, 0]], 0, 0.0, 1),
-        (3, [[3, 3, 3]], 0, 0.0, 1),
-        (3, [[1, 2, 3, 3]], 2, 0.75, 3),
-        (3, [[3], [1, 1, 1]], 2, 1.5, 1),
-        (7, [[2, 6, 6], [5]], 5, 9 / 4, 2),
-    ],
-)
-def test_lag_is_the_step_minus_the_version(
-    step: int, versions: list[list[int]], lag_max: int, lag_mean: float, num_versions: int
-) -> None:
-    """Field notes A, off-by-one in the staleness bound: measured at training time; the maximum at the oldest token.
-
-    The batch of step v is trained on version v, so tokens that version v sampled have lag 0.
-    """
-    completions = [make_completion(range(1, len(v) + 1), versions=v) for v in versions]
-    found = lag_of(batch_of(step, *completions))
-    assert (found.max, found.num_versions_max) == (lag_max, num_versions)
-    assert found.mean == pytest.approx(lag_mean)
-
-
-def test_only_trained_tokens_have_a_lag() -> None:
-    """Neither the prompt's tokens, which nobody sampled, nor masked ones count."""
-    sample = Sample(
-        token_ids=[1, 2, 3, 4],
-        loss_mask=[0, 0, 1, 1],
-        logprobs=[0.0, -1.0, -1.0, -1.0],
-        versions=[-1, 0, 4, 5],
-        advantages=[0.0, 0.0, 1.0, 1.0],
-    )
-    batch = Batch(step=5, samples=[sample], plan=[[[0]]], num_sequences=1)
-    assert lag_of(batch) == LagSummary(max=1, mean=0.5, num_versions_max=2, histogram=[1, 1])
-
-
-def test_tokens_by_lag() -> None:
-    """One number for each lag from 0 on; the last bin takes everything that is older."""
-    completions = [make_completion([7] * 4, versions=[497, 498, 500, 500]), make_completion([7, 8], versions=[3, 372])]
-    found = lag_of(batch_of(500, *completions)).histogram
-    assert {lag: count for lag, count in enumerate(found) if count} == {0: 2, 2: 1, 3: 1, 128: 2}
-    assert len(found) == 129
-
-
-def test_a_batch_without_trained_tokens_has_no_lag() -> None:
-    """Field notes D, everything masked: zeros and no division by zero."""
-    sample = Sample(token_ids=[1], loss_mask=[0], logprobs=[0.0], versions=[-1], advantages=[0.0])
-    for samples in ([], [sample]):
-        assert lag_of(Batch(step=5, samples=samples, plan=[[[]]], num_sequences=0)) == LagSummary(
-            max=0, mean=0.0, num_versions_max=0
-        )
-
-
-def test_the_lag_of_a_million_tokens_is_no_long_stop() -> None:
-    """Measuring the lag hardly holds up the event loop: a small part of a microsecond a token."""
-    batch = batch_of(9, *[make_completion(range(1, 4001), versions=[8] * 2000 + [9] * 2000)] * 250)
-    started = time.process_time()
-    assert lag_of(batch).mean == 0.5
-    assert time.process_time() - started < 0.25
-
-
-# ---- the report ------------------------------------------------------------------------------------------------------
 
 
 def test_a_report_by_hand() -> None:
@@ -267,82 +190,3 @@ def test_a_step_that_is_not_pushed() -> None:
 def test_shares_of_time_are_at_most_1() -> None:
     """A trainer whose own clock says more than the step's is busy all the time, not more."""
     assert report(trained=msgspec.structs.replace(TRAINED, train_s=7.0)).trainer_busy == 1.0
-
-
-# ---- the meter -------------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Time and engines by hand."""
-
-    def __init__(self) -> None:
-        self.now, self.tokens, self.busy_s, self.stream_s = 100.0, 5000, 70.0, 300.0
-
-    def pass_time(self, seconds: float, *, tokens: int = 0, busy_s: float = 0.0, streams: int = 0) -> None:
-        """Let time go by, with what the engines did."""
-        self.now += seconds
-        self.tokens += tokens
-        self.busy_s += busy_s
-        self.stream_s += streams * seconds
-
-    def meter(self) -> Meter:
-        """A meter on this clock."""
-        return Meter(lambda: self.now, lambda: (self.tokens, self.busy_s, self.stream_s))
-
-
-def test_a_lap_is_what_happened_since_the_last() -> None:
-    """Laps are laid end to end: what the engines do between two steps counts for the next, once."""
-    clock = Clock()
-    meter = clock.meter()
-    clock.pass_time(2, tokens=10, busy_s=1)
-    assert meter.lap() == Timing(step_s=2, wait_batch_s=0, engine_busy=0.5, tokens_generated=10, loop_lag_ms=0)
-    clock.pass_time(1, tokens=4)
-    clock.pass_time(3, tokens=2, busy_s=3)
-    assert meter.lap() == Timing(step_s=4, wait_batch_s=0, engine_busy=0.75, tokens_generated=6, loop_lag_ms=0)
-
-
-def test_what_was_in_flight_is_a_mean_over_the_time_of_the_lap() -> None:
-    """The streams of all engines together: 8 for a second and none for three are 2."""
-    clock = Clock()
-    meter = clock.meter()
-    clock.pass_time(1, streams=8)
-    clock.pass_time(3)
-    assert meter.lap().in_flight == 2
-    assert meter.lap().in_flight == 0
-
-
-def test_waits_and_lags_belong_to_their_lap() -> None:
-    """The waits and the loop's lag (in milliseconds) are told once and start over, as do lost evaluations."""
-    clock = Clock()
-    meter = clock.meter()
-    meter.wait_batch_s, meter.loop_lag_s, meter.eval_block_s, meter.evals_incomplete = 1.5, 0.25, 0.5, 1
-    meter.checkpoint_s = 0.75
-    clock.pass_time(2)
-    first = meter.lap()
-    assert (first.eval_block_s, first.evals_incomplete, first.checkpoint_s) == (0.5, 1, 0.75)
-    assert (first.wait_batch_s, first.loop_lag_ms) == (1.5, 250)
-    clock.pass_time(2)
-    second = meter.lap()
-    assert (second.wait_batch_s, second.loop_lag_ms, second.eval_block_s, second.evals_incomplete) == (0, 0, 0, 0)
-    assert second.checkpoint_s == 0
-
-
-def test_a_restart_forgets_what_was_before() -> None:
-    """The start of the run, with its evaluation, belongs to no step."""
-    clock = Clock()
-    meter = clock.meter()
-    clock.pass_time(60, tokens=1000, busy_s=50)
-    meter.loop_lag_s = meter.wait_batch_s = 9.0
-    meter.restart()
-    clock.pass_time(2, tokens=10, busy_s=2)
-    assert meter.lap() == Timing(step_s=2, wait_batch_s=0, engine_busy=1, tokens_generated=10, loop_lag_ms=0)
-
-
-def test_a_lap_of_no_time() -> None:
-    """Two laps in one tick of a coarse clock divide by nothing; a share stays a share."""
-    clock = Clock()
-    meter = clock.meter()
-    clock.pass_time(0, tokens=1, busy_s=1)
-    lap = meter.lap()
-    assert lap.step_s > 0
-    assert lap.engine_busy == 1.0

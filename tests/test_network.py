@@ -49,12 +49,14 @@ def test_hosts_meet_where_the_others_reach_them(two: Network) -> None:
 
 CONTROLLER = """
 import asyncio, sys
+from prl.trainer.gathering import Gathering
 from prl.trainer.ranks import Ranks
 
 async def main():
-    ranks = Ranks(1, "the right token")
-    ranks.listen(sys.argv[1], int(sys.argv[2]))
-    await ranks.gather()
+    ranks = Ranks(1)
+    gathering = Gathering(ranks, "the right token")
+    gathering.listen(sys.argv[1], int(sys.argv[2]))
+    await gathering.gather()
     print("here", ranks.present(), flush=True)
     await ranks.watch(2.0)
     print("hung", ranks.hung, flush=True)

@@ -109,6 +109,8 @@ async def test_a_run_leaves_everything_in_its_folder(tmp_path: Path) -> None:
     assert (summary["steps"], summary["samples"], summary["num_engines"]) == (4, 16, 2)
     assert summary["eval_before"] is not None
     assert summary["eval_after"] is not None
+    both = [line for line in lines(run / "evaluations.jsonl") if line["step"] in {0, 4}]
+    assert summary["eval_is_accuracy"] == all(line["is_accuracy"] for line in both)
     assert summary["lag_max"] <= 1
     assert summary["tokens_trained"] == sum(line["tokens_trained"] for line in metrics)
     assert pipeline.summary == msgspec.convert(summary, prl.Summary)

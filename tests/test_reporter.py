@@ -6,12 +6,12 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from prl.metrics import LagSummary
+from prl.lag import Lag
 from prl.reporter import Reporter
 from prl.trainer.base import TrainReport
 from prl.types import Completion, Group, Prompt, Score
 
-LAG = LagSummary(max=0, mean=0.0, num_versions_max=1)
+LAG = Lag(max=0, mean=0.0, num_versions_max=1)
 GROUPS = [
     Group(
         prompt=Prompt(id=0, token_ids=[1], text="", messages=[], fields={}),
@@ -49,7 +49,9 @@ class Run:
             seats=seats, statistics=lambda: SimpleNamespace(tokens_generated=self.tokens, busy_s=self.now, stream_s=0.0)
         )
         self.trainer: Any = SimpleNamespace(restarts=0, statistics=lambda: {"restarts": self.trainer.restarts})
-        self.rollout: Any = SimpleNamespace(num_moved=0, num_handed_over=0, members_dropped=Counter())
+        self.rollout: Any = SimpleNamespace(
+            sampler=SimpleNamespace(num_moved=0, num_handed_over=0), members_dropped=Counter()
+        )
         self.reporter = Reporter(
             lambda: self.now, engines=self.engines, trainer=self.trainer, rollout=self.rollout, judges=self
         )
@@ -65,8 +67,8 @@ class Run:
         self.num_retries += 1
         self.engines.seats.num_restarts += 2
         self.trainer.restarts += 3
-        self.rollout.num_moved += 4
-        self.rollout.num_handed_over += 5
+        self.rollout.sampler.num_moved += 4
+        self.rollout.sampler.num_handed_over += 5
         self.rollout.members_dropped["timeout"] += 6
 
 

@@ -15,7 +15,8 @@ from prl import virtual_time
 from prl.config import EngineConfig
 from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
-from prl.engines.simulated import FIRST_VERSION_TOKEN, Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import FIRST_VERSION_TOKEN, Script
 from prl.engines.updated import in_parts
 from prl.simulation import CHECKPOINT, MANIFEST, Meeting
 from prl.trainer.simulated import SimulatedTrainer

@@ -6,68 +6,26 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
 import pytest
 
 from prl.config import EngineConfig
-from prl.engines.base import Decoding
 from prl.engines.pool import EnginePool
-from prl.engines.simulated import Script, SimulatedEngine, StreamFault
-from prl.errors import EngineDeadError, EngineError, EngineStalledError, PrlError
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script, StreamFault
+from prl.errors import EngineDeadError, EngineError, PrlError
 from prl.failure import FirstFailure
 from prl.records import Member, Sampled
-from prl.rollout import MAX_DEATHS, Done, Dropped, Outcome, Rollout
-from prl.types import Abstained, Completion, Finish, Group, Prompt, Score, ScoringFailed, TokenChunk, Verdict
+from prl.rollout import Done, Outcome, Rollout
+from prl.sampler import MAX_DEATHS, Dropped, Sampler
+from prl.types import Abstained, Completion, Finish, Group, Prompt, Score, ScoringFailed, Verdict
 from tests.factories import make_prompt
+from tests.streams import DECODING, GOOD, STALLED, Streams, as_numbers, chunk
 from tests.virtual import in_virtual_time
 
-DECODING = Decoding(temperature=1.0, max_tokens=64, stop_token_ids=[0])
 TIMEOUT_S = 30.0
-
-Item = TokenChunk | Exception | float
-"""What a scripted stream does next: give a chunk, fail, or wait for some seconds."""
-
-
-def chunk(*token_ids: int, version: int = 0, finish: Finish | None = None, logprob: float = -0.5) -> TokenChunk:
-    """Some tokens of a stream."""
-    return TokenChunk(token_ids=list(token_ids), logprobs=[logprob] * len(token_ids), version=version, finish=finish)
-
-
-GOOD = (chunk(7), chunk(8, finish="stop"))
-STALLED = (chunk(7), math.inf)
-
-
-class Streams:
-    """Streams that follow scripts, the n-th stream the n-th, and then the last again; counts what is open."""
-
-    def __init__(self, *scripts: Sequence[Item], closing: Exception | None = None) -> None:
-        self._scripts = scripts or (GOOD,)
-        self._closing = closing
-        self.asked: list[tuple[list[int], Decoding, int]] = []
-        self.num_open = 0
-
-    async def generate(
-        self, token_ids: list[int], decoding: Decoding, *, group: int, at_least: int = 0
-    ) -> AsyncGenerator[TokenChunk, None]:
-        """Follow the next script."""
-        script = self._scripts[min(len(self.asked), len(self._scripts) - 1)]
-        self.asked.append((token_ids, decoding, group))
-        self.num_open += 1
-        try:
-            for item in script:
-                if isinstance(item, Exception):
-                    raise item
-                if isinstance(item, float):
-                    await asyncio.sleep(item)
-                else:
-                    yield item
-        finally:
-            self.num_open -= 1
-            if self._closing is not None:
-                raise self._closing
 
 
 async def by_length(completion: Completion, prompt: Prompt) -> Verdict:
@@ -86,9 +44,8 @@ def make_rollout(
 ) -> Rollout:
     """A rollout over scripted streams; its text is the token ids."""
     return Rollout(
-        streams or Streams(),
+        Sampler(streams or Streams(), as_numbers),
         score,
-        lambda token_ids: " ".join(map(str, token_ids)),
         decoding=DECODING,
         group_size=group_size,
         timeout_s=TIMEOUT_S,
@@ -110,36 +67,7 @@ def reason_of(outcome: Outcome) -> str:
     return outcome.reason
 
 
-# ---- streams into completions ----------------------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_chunks_fold_into_a_completion() -> None:
-    """Tokens, log-probabilities and versions are those of the chunks, in order; the finish is the last one's."""
-    script = (chunk(7, 8, version=3, logprob=-0.25), chunk(version=4), chunk(0, version=4, finish="stop"))
-    [completion] = group_of(await make_rollout(Streams(script), group_size=1)(make_prompt())).completions
-    assert completion == Completion(
-        token_ids=[7, 8, 0], logprobs=[-0.25, -0.25, -0.5], versions=[3, 3, 4], text="7 8 0", finish="stop"
-    )
-
-
-@in_virtual_time
-async def test_what_is_sampled_stays_tokens() -> None:
-    """Field notes C, re-tokenising text: the completion holds the sampled ids even where its text has shorter ones."""
-    he, llo, hello = 11, 12, 13
-    vocabulary = {he: "he", llo: "llo", hello: "hello"}
-    streams = Streams((chunk(he), chunk(llo, finish="length")))
-    rollout = Rollout(
-        streams,
-        by_length,
-        lambda token_ids: "".join(vocabulary[token] for token in token_ids),
-        decoding=DECODING,
-        group_size=1,
-        timeout_s=TIMEOUT_S,
-        failure=FirstFailure(),
-    )
-    [completion] = group_of(await rollout(make_prompt())).completions
-    assert (completion.token_ids, completion.text, completion.finish) == ([he, llo], "hello", "length")
+# ---- members into a group --------------------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -184,20 +112,6 @@ async def test_streams_are_seeded_by_what_they_sample() -> None:
     assert set(await seeds(0, None)) == {None}
 
 
-@in_virtual_time
-async def test_a_stream_that_goes_on_draws_with_other_numbers() -> None:
-    """An engine whose numbers begin anew with a request must not draw token n + 1 with what drew the first."""
-    streams = Streams((chunk(7, 8), EngineDeadError("engine-0 is dead")), (chunk(9, finish="stop"),))
-    await make_rollout(streams, group_size=1, seed=5)(make_prompt())
-    first, second = (decoding for _, decoding, _ in streams.asked)
-    assert first.seed == second.seed == first.request_seed()
-    assert second.request_seed() != first.request_seed()
-    assert second.request_seed() == msgspec.structs.replace(second).request_seed()
-    later = msgspec.structs.replace(second, num_known=3)
-    assert later.request_seed() not in {first.request_seed(), second.request_seed()}
-    assert msgspec.structs.replace(second, seed=None).request_seed() is None
-
-
 # ---- members that come to nothing ------------------------------------------------------------------------------------
 
 
@@ -234,27 +148,6 @@ async def test_an_abort_is_sampled_once_more() -> None:
     assert group_of(await rollout(make_prompt())).completions[0].token_ids == [3]
     assert len(streams.asked) == 2
     assert rollout.members_dropped == {}
-
-
-@pytest.mark.parametrize("position", [0, 1])
-@pytest.mark.parametrize("logprob", [math.nan, -math.inf, math.inf, 0.1])
-@in_virtual_time
-async def test_a_logprob_that_is_none_rejects_the_sample(logprob: float, position: int) -> None:
-    """Field notes D, None / NaN / -inf log-probs: the sample is rejected and counted, the value is never replaced."""
-    chunks = [chunk(1), chunk(2)]
-    chunks[position] = chunk(9, logprob=logprob)
-    rollout = make_rollout(Streams([*chunks, chunk(0, finish="stop")]))
-    assert reason_of(await rollout(make_prompt())) == "bad_logprobs"
-    assert rollout.members_dropped == {"bad_logprobs": 2}
-
-
-@in_virtual_time
-async def test_rounding_above_0_is_a_logprob() -> None:
-    """A certain token whose log-probability rounds to above 0 is fine."""
-    [completion] = group_of(
-        await make_rollout(Streams([chunk(1, finish="stop", logprob=1e-6)]), group_size=1)(make_prompt())
-    ).completions
-    assert completion.logprobs == [1e-6]
 
 
 @pytest.mark.parametrize(("num_failed", "num_left"), [(0, 4), (1, 3), (2, 2), (3, None), (4, None)])
@@ -315,9 +208,8 @@ async def test_a_group_is_judged_once_all_its_members_are_scored() -> None:
 
     streams = Streams(GOOD, (chunk(1, finish="stop"),), (chunk(1, finish="abort"),), (chunk(1, 2, 3, finish="stop"),))
     rollout = Rollout(
-        streams,
+        Sampler(streams, str),
         by_length,
-        str,
         decoding=DECODING,
         group_size=3,
         timeout_s=TIMEOUT_S,
@@ -445,26 +337,6 @@ async def test_engines_that_die_one_after_another_end_the_run() -> None:
     assert len(streams.asked) == MAX_DEATHS + 1
 
 
-@pytest.mark.parametrize("error", [EngineDeadError("engine-0 is dead"), EngineStalledError("engine-0 gave no token")])
-@in_virtual_time
-async def test_a_stream_goes_on_with_another_engine(error: EngineError) -> None:
-    """What a dead or stalled engine sampled is kept, with its versions; the rest is sampled behind it, elsewhere."""
-    first = (chunk(7, version=3, logprob=-0.25), chunk(8, version=3), error)
-    streams, records = Streams(first, (chunk(9, version=4, finish="stop"),)), list[Any]()
-    rollout = make_rollout(streams, group_size=1, record=records.append)
-    [completion] = group_of(await rollout(make_prompt(5))).completions
-    assert completion == Completion(
-        token_ids=[7, 8, 9], logprobs=[-0.25, -0.5, -0.5], versions=[3, 3, 4], text="7 8 9", finish="stop"
-    )
-    prompt = make_prompt(5).token_ids
-    assert [(tokens, decoding.max_tokens, decoding.num_known) for tokens, decoding, _ in streams.asked] == [
-        (prompt, DECODING.max_tokens, 0),
-        ([*prompt, 7, 8], DECODING.max_tokens - 2, 2),
-    ]
-    assert [(record.attempt, record.chunk.token_ids) for record in records] == [(0, [7]), (0, [8]), (0, [9])]
-    assert rollout.num_moved == 1
-
-
 @in_virtual_time
 async def test_a_restored_member_goes_on_where_it_was() -> None:
     """After a resume finished members are scored, others go on behind their tokens, and what is full is finished."""
@@ -488,9 +360,8 @@ async def test_a_bug_in_decoding_ends_the_run() -> None:
     """So does a bug anywhere else in a member."""
     failure = FirstFailure()
     rollout = Rollout(
-        Streams(),
+        Sampler(Streams(), lambda _: str(1 / 0)),
         by_length,
-        lambda _: str(1 / 0),
         decoding=DECODING,
         group_size=2,
         timeout_s=TIMEOUT_S,

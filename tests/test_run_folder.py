@@ -117,6 +117,7 @@ def test_the_keys_of_a_summary() -> None:
             "reward_last",
             "eval_before",
             "eval_after",
+            "eval_is_accuracy",
             "evals_incomplete",
             "engine_restarts",
             "trainer_restarts",
@@ -136,7 +137,7 @@ def test_the_keys_of_a_summary() -> None:
 
 def test_totals_by_hand() -> None:
     """Sums, means over steps, maxima, and the first and last reward."""
-    totals = Totals(eval_before=0.25)
+    totals = Totals(eval_before=0.25, eval_is_accuracy=True)
     numbers = {"samples": 8, "tokens_generated": 100, "tokens_trained": 80, "time_s": 2.0}
     totals.add(
         report(1, **numbers, reward_mean=0.5, lag_max=1, lag_mean=0.5, ess=1.0, versions_max=2, engine_restarts=3)
@@ -157,6 +158,7 @@ def test_totals_by_hand() -> None:
         "reward_last": 0.6,
         "eval_before": 0.25,
         "eval_after": 0.9,
+        "eval_is_accuracy": True,
         "evals_incomplete": 3,
         "engine_restarts": 5,
         "trainer_restarts": 1,

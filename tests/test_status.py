@@ -16,7 +16,8 @@ import prl
 from prl import machinery
 from prl.config_control import ControlConfig
 from prl.control import address as control_file
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from tests.test_pipeline import simulated, take_steps
 from tests.virtual import in_virtual_time
 

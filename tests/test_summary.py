@@ -29,6 +29,7 @@ def summary(**changes: Any) -> Summary:
         "reward_last": 0.9,
         "eval_before": 0.25,
         "eval_after": 0.9141,
+        "eval_is_accuracy": True,
         "lag_max": 1,
         "lag_mean": 0.62,
         "ess_mean": 0.99,
@@ -124,12 +125,13 @@ def test_it_names_only_files_that_are_there(tmp_path: Path) -> None:
 
 
 def test_a_mean_reward_that_is_no_share_of_right_answers_is_no_accuracy(tmp_path: Path) -> None:
-    """With graded rewards the numbers stay numbers."""
-    graded = make_answer(prompt="p", completion="c", reward=0.5, expected="")
-    text = printed(summary(eval_before=0.5, eval_after=0.4), tmp_path, latest=evaluation(graded))
+    """With graded rewards the numbers stay numbers, also where those of the last answers happen to be 0 or 1."""
+    told = summary(eval_before=0.5, eval_after=0.4, eval_is_accuracy=False)
+    text = printed(told, tmp_path, latest=evaluation(make_answer(prompt="p", completion="c", reward=1.0, expected="")))
     assert "held out  0.500 before, 0.400 after (-0.100), 256 held-out prompts, 95% interval 0.873 to 0.943" in text
     assert "expected" not in text
-    assert "reward  0.5" in text
+    graded = make_answer(prompt="p", completion="c", reward=0.5, expected="")
+    assert "reward  0.5" in printed(told, tmp_path, latest=evaluation(graded))
 
 
 def test_what_was_not_measured_is_not_shown(tmp_path: Path) -> None:

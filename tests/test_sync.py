@@ -14,7 +14,8 @@ from prl.batch import make_batch
 from prl.config import EngineConfig
 from prl.engines.base import Standstill
 from prl.engines.pool import EnginePool
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from prl.errors import EngineDeadError, EngineError, TrainerError, WeightSyncError
 from prl.failure import together
 from prl.simulation import MANIFEST, CallFault

@@ -12,7 +12,7 @@ import pytest
 
 import prl
 from prl.chain import Waiting
-from prl.engines.simulated import Script, StreamFault
+from prl.engines.simulated_stream import Script, StreamFault
 from prl.errors import StallError
 from prl.failure import running
 from prl.log import captured

@@ -15,7 +15,8 @@ import pytest
 import prl
 from prl import machinery
 from prl.config import Config, EngineConfig, EvalConfig, PipelineConfig, RewardConfig, RunConfig
-from prl.engines.simulated import Script, SimulatedEngine, StreamFault
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script, StreamFault
 from prl.run_folder import RunFolder
 from prl.simulation import CallFault
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript

@@ -26,12 +26,12 @@ from prl.engines.pool import EnginePool
 from prl.errors import EngineError
 from prl.failure import FirstFailure, failures_to, raise_as_it_was, together_as_it_was
 from prl.log import get_logger
-from prl.rollout import Dropped, Rollout
+from prl.sampler import Dropped, Sampler
 from prl.servers import host_of
 from prl.sync import WeightSync
 from prl.tokenizer import Tokenizer
 from prl.trainer.base import ExaminedTrainer
-from prl.types import Abstained, Completion, Prompt, TensorSpec, Verdict
+from prl.types import Completion, Prompt, TensorSpec
 
 log = get_logger(__name__)
 
@@ -53,22 +53,7 @@ class LiveSides:
         self._pool, self._trainer, self._sync = pool, trainer, sync
         self.tensors = tensors
         self._failure = FirstFailure()
-        self._rollout = Rollout(
-            pool,
-            _unjudged,
-            tokenizer.decode,
-            decoding=self._decoding(config.sampling.temperature),
-            group_size=1,
-            timeout_s=config.pipeline.rollout_timeout_s,
-            failure=self._failure,
-        )
-
-    def _decoding(self, temperature: float) -> Decoding:
-        return Decoding(
-            temperature=temperature,
-            max_tokens=self._config.sampling.max_tokens,
-            stop_token_ids=self._tokenizer.stop_token_ids,
-        )
+        self._sampler = Sampler(pool, tokenizer.decode)
 
     async def sample(self, prompts: Sequence[Prompt], temperature: float) -> list[Sampled]:
         """One completion of each prompt, side by side.
@@ -76,13 +61,17 @@ class LiveSides:
         Raises:
             EngineError: none came to anything, or not within ``pipeline.rollout_timeout_s``.
         """
-        decoding = self._decoding(temperature)
+        decoding = Decoding(
+            temperature=temperature,
+            max_tokens=self._config.sampling.max_tokens,
+            stop_token_ids=self._tokenizer.stop_token_ids,
+        )
         timeout_s = self._config.pipeline.rollout_timeout_s
         outcomes: dict[int, Completion | Dropped] = {}
 
         async def one(index: int, prompt: Prompt) -> None:
             with failures_to(self._failure.set, f"the completion of prompt {prompt.id}"):
-                outcomes[index] = await self._rollout.sample(prompt, decoding)
+                outcomes[index] = await self._sampler.sample(prompt, decoding)
 
         try:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
@@ -181,11 +170,6 @@ async def live_sides(
         async with asyncio.TaskGroup() as closing:
             for close in (trainer.close, pool.close):
                 closing.create_task(_closed(close))
-
-
-async def _unjudged(_: Completion, __: Prompt) -> Verdict:
-    """The doctor asks what was sampled, not how good it is."""
-    return Abstained(reason="the doctor does not score")
 
 
 async def _closed(close: Callable[[], Awaitable[None]]) -> None:

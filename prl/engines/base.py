@@ -7,7 +7,7 @@ Invariants that every implementation keeps, and that ``tests/engines/test_contra
 - Every token carries the version that sampled it, stamped where it was sampled, never by the controller's clock.
 - ``pause`` stops between two decode steps and keeps open streams and their KV cache; ``load`` runs only while paused;
   ``resume`` goes on with the same streams. ``pause`` and ``resume`` are idempotent.
-- A load is atomic to requests. After a failed load the engine refuses to generate until a load succeeds.
+- A load is atomic to requests. After a failed load the engine refuses to generate and to resume until a load succeeds.
 - What is staged and not put in place is as good as never sent: a transfer that breaks off, or another that is begun in
   its stead, changes nothing of what the engine serves.
 - A new request never reads prefix cache that an older version wrote.
@@ -80,7 +80,7 @@ class Engine(Protocol):
     name: str
     """Such as ``engine-0``; stands in every message about it."""
     num_workers: int
-    """Processes that take part in a weight transfer (the tensor-parallel size)."""
+    """Processes that take part in a weight transfer (the tensor-parallel size, times the data-parallel one)."""
 
     async def open(self) -> None:
         """Start and be ready to generate with the checkpoint's weights as version 0. Raises EngineError, in time."""
@@ -122,7 +122,10 @@ class Engine(Protocol):
         ...
 
     async def score(self, token_ids: list[int]) -> list[float]:
-        """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1)."""
+        """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1).
+
+        Where several copies of the model sample behind one engine (data-parallel ranks), of each, one behind the other.
+        """
         ...
 
     async def failed(self) -> str:

@@ -33,6 +33,7 @@ from prl.engines.host_protocol import (
     Tokens,
 )
 from prl.errors import EngineDeadError, EngineError, PrlError
+from prl.log import get_logger
 from prl.process import Child, tail
 from prl.waits import waiting
 from prl.wire import Channel, WireClosedError, WireError
@@ -43,6 +44,7 @@ _CHECK_S = 1.0
 _STOP_GRACE_S = 2.0
 _END_S = 5.0
 """A host that dropped its connection is about to end; past this it is killed."""
+log = get_logger(__name__)
 
 
 class Link:
@@ -212,6 +214,11 @@ class Link:
             if self._channel is channel:
                 how = await self._how_it_ended(error)
                 self._end(self._verdict or how)
+        except Exception as bug:
+            if self._channel is not channel:
+                raise
+            log.exception("reading from an engine's host failed; this is a bug", engine=self._name)
+            await self.kill(f"{self._name}: reading from its host failed, {bug!r}")
         finally:
             channel.close()
 

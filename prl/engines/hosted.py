@@ -133,7 +133,7 @@ class HostedEngine:
             tokens_generated=self._meter.num_tokens,
             busy_s=self._meter.busy_s(),
             stream_s=self._meter.stream_s(),
-            paused=self._held,
+            paused=self._paused,
             dead=self._link.reason is not None,
         )
 
@@ -146,9 +146,7 @@ class HostedEngine:
             EngineDeadError: the host ended, or was killed because it did not move.
             EngineError: the request cannot be served, or the last load failed.
         """
-        self._link.check_alive()
-        if self._broken is not None:
-            raise EngineError(f"{self.name} serves nothing until a load succeeds: {self._broken}")
+        self._check_serves()
         check_tokens(self.name, token_ids, self._vocab_size)
         decoding = bounded(decoding, len(token_ids), self._config.max_model_len)
         number, inbox = next(self._ids), Inbox()
@@ -193,12 +191,12 @@ class HostedEngine:
             return None
         return f"{self.name} gave no token for engine.token_timeout_s = {limit_s:g} s"
 
-    # Weights ------------------------------------------------------------------------------------------------------
+    def _check_serves(self) -> None:
+        self._link.check_alive()
+        if self._broken is not None:
+            raise EngineError(f"{self.name} serves nothing until a load succeeds: {self._broken}")
 
-    @property
-    def _held(self) -> bool:
-        """Whether the host stands still: paused, or kept so after a failed load."""
-        return self._paused or self._broken is not None
+    # Weights ------------------------------------------------------------------------------------------------------
 
     async def connect(self, group: WeightGroup, rank_offset: int) -> None:
         """Join the weight group, leaving the one joined before; its workers take ranks ``rank_offset ...``.
@@ -241,7 +239,7 @@ class HostedEngine:
             EngineError: the engine is not paused.
         """
         self._link.check_alive()
-        if not self._held:
+        if not self._paused:
             raise EngineError(f"{self.name} must be paused before version {update.version} is loaded")
         await self._loaded(update, Load(update=update))
 
@@ -272,12 +270,15 @@ class HostedEngine:
         return reply
 
     async def resume(self) -> None:
-        """Go on with the streams that were open; after a failed load only once a load has succeeded."""
-        self._link.check_alive()
-        if self._broken is None:
-            await self._link.call(Resume(), self._config.token_timeout_s)
+        """Go on with the streams that were open.
+
+        Raises:
+            EngineError: the last load failed.
+        """
+        self._check_serves()
+        await self._link.call(Resume(), self._config.token_timeout_s)
         self._paused = False
-        self._meter.update(paused=self._held)
+        self._meter.update(paused=False)
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1).

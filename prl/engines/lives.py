@@ -18,6 +18,7 @@ from functools import partial
 
 from prl.config import EngineConfig
 from prl.engines.base import Engine
+from prl.engines.quorum import Quorum
 from prl.engines.seat import Seat
 from prl.engines.seats import ANSWER_MARGIN_S, STEADY_S, Remake, Seats
 from prl.errors import EngineError, PrlError
@@ -41,11 +42,12 @@ class Lives:
 
     Args:
         seats: who sits in the pool.
+        quorum: whether they are enough.
         config: deadlines, and how often a death is mended.
     """
 
-    def __init__(self, seats: Seats, config: EngineConfig) -> None:
-        self._seats, self._config = seats, config
+    def __init__(self, seats: Seats, quorum: Quorum, config: EngineConfig) -> None:
+        self._seats, self._quorum, self._config = seats, quorum, config
 
     async def open(self, engine: Engine) -> None:
         """Start one engine. Raises EngineError, in time."""
@@ -105,7 +107,7 @@ class Lives:
                     return tasks[-1]
 
                 start(partial(self._manage, start))
-                why = await self._seats.too_few()
+                why = await self._quorum.too_few()
                 for task in tasks:
                     task.cancel()
         return why

@@ -61,7 +61,7 @@ class EnginePool(UpdatedEngines):
 
     def __init__(self, engines: Sequence[Engine], config: EngineConfig, **more: Any) -> None:
         super().__init__(engines, config, **more)
-        self._lives = Lives(self.seats, config)
+        self._lives = Lives(self.seats, self.quorum, config)
         self._placement = Placement(config.placement)
         self._opened_at = 0.0
 
@@ -197,7 +197,7 @@ class EnginePool(UpdatedEngines):
                 with waiting("a stream", f"waits for an engine that serves version {at_least}"):
                     await self.seats.changed.wait()
             else:
-                await self.seats.one_serves()
+                await self.quorum.one_serves()
 
     def _best(self, indices: list[int], at_least: int) -> list[int]:
         """Of these, without those that are behind, the ones that go on; or all, where all stand still."""

@@ -11,23 +11,20 @@ Invariants:
   out of the weight group and with all that it sampled in its streams, which go on elsewhere behind their tokens.
 - The totals of what was generated, and of the time the engines were busy, never fall, whoever comes or goes.
 - Only serving engines get streams. Pauses, loads and scores are for those that serve or have joined.
-- Fewer than ``engine.min_engines`` that serve for ``engine.recovery_timeout_s`` end the run; without ``remake`` the
-  first death does. No time passes while the trainer is started again (``deadlines``), without which nobody can join.
+- Whatever changes about who is there is told (``changed``); how long a run waits for those it needs is ``quorum.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
 
 from prl.config import EngineConfig
-from prl.deadlines import Deadlines
 from prl.engines.base import Engine
 from prl.engines.seat import Place, Seat
 from prl.engines.tally import Tally
-from prl.errors import EngineDeadError, EngineError, NotFoundError, RefusedError
+from prl.errors import EngineError, NotFoundError, RefusedError
 from prl.log import get_logger
 from prl.timeline import Timeline
 from prl.waits import Wait, waiting
@@ -83,8 +80,6 @@ class Seats:
         self.changed = asyncio.Event()
         """Set, and replaced, when an engine is lost, is ready, has loaded, is added or removed."""
         self._indices = count(len(self.all))
-        self.deadlines = Deadlines()
-        """Of the waits for engines that come back: who is ready cannot join while the trainer is started again."""
         self._num_lost = self._num_lost_told = 0
         self._config = config
 
@@ -235,72 +230,23 @@ class Seats:
         were_lost, self._num_lost_told = self._num_lost > self._num_lost_told, self._num_lost
         return self.remake is not None and were_lost
 
-    # ---- waiting for them --------------------------------------------------------------------------------------------
-
     async def newcomer(self) -> None:
         """Wait until an engine is there, alive, that is in no weight group."""
-        await self._until(lambda: any(seat.state == "ready" for seat in self.there()))
-
-    async def one_is_there(self) -> None:
-        """Wait until an engine is alive. Raises EngineDeadError after ``engine.recovery_timeout_s``."""
-        await self._in_time(lambda: bool(self.there()), "an engine to be started again")
-
-    async def one_serves(self) -> None:
-        """Wait until streams can be placed. Raises EngineDeadError after ``engine.recovery_timeout_s``."""
-        if self.remake is None and not self.serving():
-            raise EngineDeadError("every engine is dead")
-        await self._in_time(lambda: bool(self.serving()), "an engine to serve again")
-
-    async def too_few(self) -> str:
-        """Wait until fewer than ``engine.min_engines`` have served for ``engine.recovery_timeout_s``; why."""
-        if self.remake is None:
-            await self._until(lambda: any(seat.state == "lost" for seat in self.all))
-            return self._losses()
-        limit_s, enough = self._config.recovery_timeout_s, self._enough
-        while True:
-            await self._until(lambda: sum(seat.is_there for seat in self.staying()) < enough())
-            with suppress(TimeoutError):
-                async with self.deadlines.timeout(limit_s):
-                    await self._until(lambda: len(self.serving()) >= enough() or self._num_left() < enough())
-                if self._num_left() >= enough():
-                    continue
-                tried = f"engine.max_restarts = {self._config.max_restarts}"
-                return f"fewer than {enough()} engines (engine.min_engines) are left after {tried}: {self._losses()}"
-            limit = f"engine.recovery_timeout_s = {limit_s:g} s"
-            return f"fewer than {enough()} engines (engine.min_engines) served for {limit}: {self._losses()}"
+        await self.until(lambda: any(seat.state == "ready" for seat in self.there()))
 
     def _count(self, seat: Seat, *, counts: bool) -> None:
         with self.tally.kept():
             seat.counts = counts
-
-    def _enough(self) -> int:
-        """How many must serve: not more than there were, without those that were removed on purpose."""
-        return min(self._config.min_engines, sum(seat.counts for seat in self.staying()))
-
-    def _num_left(self) -> int:
-        return sum(not seat.stays_empty for seat in self.staying())
-
-    def _losses(self) -> str:
-        return "; ".join(f"{seat.engine.name} is dead: {seat.why}" for seat in self.all if seat.why)
 
     def tell(self) -> None:
         """Something about who is there has changed."""
         self.changed.set()
         self.changed = asyncio.Event()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something about who is there makes this true."""
         while not condition():
             await self.changed.wait()
-
-    async def _in_time(self, condition: Callable[[], bool], what: str) -> None:
-        limit_s = self._config.recovery_timeout_s
-        try:
-            async with self.deadlines.timeout(limit_s):
-                with waiting("the engines", f"wait for {what}", limit_s=limit_s, on=self.restarts.values):
-                    await self._until(condition)
-        except TimeoutError:
-            limit = f"engine.recovery_timeout_s = {limit_s:g} s"
-            raise EngineDeadError(f"waited {limit} for {what}: {self._losses()}") from None
 
 
 def _now() -> float:

@@ -25,7 +25,7 @@ from prl.engines.base import Decoding, EngineStatistics, Standstill, swap_by_ste
 from prl.engines.checks import bounded, check_tokens
 from prl.engines.meter import Meter
 from prl.engines.server_link import ServerAwayError, ServerLink, ServerRefusedError
-from prl.engines.server_questions import Wanted, examine, score
+from prl.engines.server_questions import Wanted, examine, scores
 from prl.engines.server_stream import ServerStream, Superseded, body_of
 from prl.engines.server_weights import ServerWeights
 from prl.errors import EngineDeadError, EngineError, EngineStalledError, WeightSyncError
@@ -50,7 +50,7 @@ class ServerEngine:
     """
 
     def __init__(self, *, index: int, url: str, config: EngineConfig, wanted: Wanted) -> None:
-        self.name, self.num_workers = f"engine-{index}", 1
+        self.name, self.num_workers, self._num_ranks = f"engine-{index}", 1, 1
         self._config, self._wanted = config, wanted
         self._link = ServerLink(self.name, url, config.api_key_env)
         self._claim = secrets.token_hex(4)
@@ -94,7 +94,7 @@ class ServerEngine:
                 "a server has no plug-in of prl: tokens of sequences that live through an update come at their end",
                 server=self._link.who,
             )
-        self.num_workers = facts.num_workers
+        self.num_workers, self._num_ranks = facts.num_workers, facts.num_ranks
         self._is_open = True
         self._going.set()
 
@@ -123,7 +123,7 @@ class ServerEngine:
             running=self._num_open,
             tokens_generated=self._meter.num_tokens,
             busy_s=self._meter.busy_s(),
-            paused=self._held,
+            paused=self._paused,
             dead=self._reason is not None,
         )
 
@@ -133,13 +133,16 @@ class ServerEngine:
         if self._meter.stalled_s() > limit_s:
             self._end(f"{self._link.who} gave no token for engine.token_timeout_s = {limit_s:g} s")
         elif self._is_open and not self._weights.is_moving:
+            num_moves = self._weights.num_moves
             try:
                 self._version_of(await self._weights.label(timeout_s=limit_s))
             except TimeoutError:
-                if not self._weights.is_moving:
+                if self._weights.num_moves == num_moves:
                     self._end(f"{self._link.who} did not answer within engine.token_timeout_s = {limit_s:g} s")
             except EngineError as error:
-                self._end(str(error))
+                # Between the ranks' taking up a version a server says that they do not agree: it is asked again.
+                if self._weights.num_moves == num_moves:
+                    self._end(str(error))
 
     def _version_of(self, label: str) -> int:
         """The version of this run that a label stands for. Raises EngineDeadError: it is none of this run's."""
@@ -166,6 +169,11 @@ class ServerEngine:
         if not self._is_open:
             raise EngineError(f"{self.name} is not open")
 
+    def _check_serves(self) -> None:
+        self._check_alive()
+        if self._weights.broken is not None:
+            raise EngineError(f"{self.name} serves nothing until a load succeeds: {self._weights.broken}")
+
     # Streams ------------------------------------------------------------------------------------------------------
 
     async def generate(self, token_ids: list[int], decoding: Decoding) -> AsyncGenerator[TokenChunk, None]:
@@ -176,9 +184,7 @@ class ServerEngine:
             EngineStalledError: the connection of this stream broke, and the server is there.
             EngineError: the request cannot be served, or the last load failed.
         """
-        self._check_alive()
-        if self._weights.broken is not None:
-            raise EngineError(f"{self.name} serves nothing until a load succeeds: {self._weights.broken}")
+        self._check_serves()
         check_tokens(self.name, token_ids, self._wanted.sizes.get("vocab_size"))
         decoding = bounded(decoding, len(token_ids), self._config.max_model_len)
         self._num_open += 1
@@ -221,10 +227,6 @@ class ServerEngine:
 
     # Weights ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _held(self) -> bool:
-        return self._paused or self._weights.broken is not None
-
     async def connect(self, group: WeightGroup, rank_offset: int) -> None:
         """Join the weight group, leaving the one joined before; its workers take ranks ``rank_offset ...``.
 
@@ -266,33 +268,45 @@ class ServerEngine:
             EngineError: the engine is not paused.
         """
         self._check_alive()
-        if not self._held:
+        if not self._paused:
             raise EngineError(f"{self.name} must be paused before version {update.version} is loaded")
         await self._weights.load(update)
         for stream in list(self._streams):
             stream.updated()
 
     async def resume(self) -> None:
-        """Go on with the streams that were open; after a failed load only once a load has succeeded."""
-        self._check_alive()
-        if self._weights.broken is None:
-            await self._control("/resume")
-            self._going.set()
+        """Go on with the streams that were open.
+
+        Raises:
+            EngineError: the last load failed.
+        """
+        self._check_serves()
+        await self._control("/resume")
+        self._going.set()
         self._paused = False
-        self._meter.update(paused=self._held)
+        self._meter.update(paused=False)
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first, under the current weights (length L - 1).
+
+        Of every data-parallel rank, one behind the other.
 
         Raises:
             EngineError: the tokens do not fit, or the engine is paused.
         """
         self._check_alive()
         check_tokens(self.name, token_ids, self._wanted.sizes.get("vocab_size"))
-        if self._held:
+        if self._paused:
             raise EngineError(f"{self.name} is paused and cannot score; resume it first")
         try:
-            return await score(self._link, token_ids, salt=self._weights.salt, timeout_s=self._config.token_timeout_s)
+            told = await scores(
+                self._link,
+                token_ids,
+                salt=self._weights.salt,
+                timeout_s=self._config.token_timeout_s,
+                num_ranks=self._num_ranks,
+            )
+            return [logprob for rank in told for logprob in rank]
         except (TimeoutError, ServerAwayError) as error:
             self._lost("score", error)
             raise EngineDeadError(self._reason) from None

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn
 
 import aiohttp
@@ -97,7 +97,16 @@ class ServerLink:
         if self._session is not None:
             await self._session.close()
 
-    async def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float, doing: str = "") -> Any:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        timeout_s: float,
+        doing: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
         """What the server answers, as JSON; None for an answer without a body.
 
         Raises:
@@ -108,7 +117,7 @@ class ServerLink:
         data = b"" if body is None else msgspec.json.encode(body)
         async with awake_timeout(timeout_s):
             with waiting(self.who, doing or path, limit_s=timeout_s):
-                async with self.request(method, path, data) as response:
+                async with self.request(method, path, data, headers) as response:
                     with self._away_if_broken():
                         answer = await response.read()
         if not answer:
@@ -123,12 +132,16 @@ class ServerLink:
             ) from None
 
     @contextlib.asynccontextmanager
-    async def request(self, method: str, path: str, data: bytes) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def request(
+        self, method: str, path: str, data: bytes, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer that has begun and is a success. The caller owns the deadline; raises as ``ask`` does."""
         if self._session is None or self._session.closed:
             raise EngineError(f"{self.who} is not open")
         with self._away_if_broken():
-            response = await self._session.request(method, self.url + path, data=data, allow_redirects=False)
+            response = await self._session.request(
+                method, self.url + path, data=data, headers=headers, allow_redirects=False
+            )
         try:
             if not response.ok or response.status >= 300:  # noqa: PLR2004 -- a redirect is no answer
                 with self._away_if_broken():

@@ -7,6 +7,7 @@ Nothing here changes what the server does for others, so ``prl run --check`` ask
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from prl.engines.base import Decoding
 from prl.engines.server_link import GENERATE, ServerLink, ServerRefusedError
 from prl.engines.server_stream import ServerStream, body_of
 from prl.errors import EngineError
+from prl.failure import together_as_it_was
 from prl.log import get_logger
 
 OLDEST, TRIED = (0, 32), (0, 32)
@@ -27,6 +29,8 @@ _ASKED_S = 60.0
 _COLD = 0.01
 """A temperature at which a sampled token is all but certain."""
 _PROBE = [0, 1]
+_RANK = "X-data-parallel-rank"
+"""The header that names who is asked."""
 log = get_logger(__name__)
 
 
@@ -49,6 +53,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     num_workers: int
     """Processes that take part in a weight transfer: those of every data-parallel rank."""
+    num_ranks: int
+    """Data-parallel ranks: each has a copy of the model and samples by itself."""
     is_paused: bool
     names_versions: bool
     """Whether every event of a stream says which weights sampled it: prl's plug-in is there."""
@@ -65,22 +71,47 @@ async def examine(link: ServerLink, wanted: Wanted) -> ServerFacts:
     model = await _model(link, wanted)
     is_paused = (await _of_dev_mode(link, "GET", "/is_paused"))["is_paused"]
     await _backend(link, wanted)
-    world = await _of_dev_mode(link, "GET", "/get_world_size")
+    world, of_rank = [
+        (await _of_dev_mode(link, "GET", f"/get_world_size?include_dp={include}"))["world_size"]
+        for include in ("true", "false")
+    ]
+    num_ranks = world // of_rank
     names_versions = False if is_paused else await _samples(link)
+    if not is_paused:
+        await _every_rank(link, num_ranks)
     return ServerFacts(
         version=version,
         model=model,
-        num_workers=world["world_size"],
+        num_workers=world,
+        num_ranks=num_ranks,
         is_paused=is_paused,
         names_versions=names_versions,
     )
 
 
-async def score(link: ServerLink, token_ids: list[int], *, salt: str, timeout_s: float) -> list[float]:
-    """Log-probability at temperature 1 of each token after the first (length L - 1). Raises as ``ServerLink.ask``."""
+async def scores(
+    link: ServerLink, token_ids: list[int], *, salt: str, timeout_s: float, num_ranks: int
+) -> list[list[float]]:
+    """What each data-parallel rank says as ``score``."""
+    if num_ranks == 1:
+        return [await score(link, token_ids, salt=salt, timeout_s=timeout_s)]
+    ask = partial(score, link, token_ids, salt=salt, timeout_s=timeout_s)
+    ranks: dict[str, Any] = {str(rank): partial(ask, rank=rank) for rank in range(num_ranks)}
+    told = await together_as_it_was("score", **ranks)
+    return [told[rank] for rank in ranks]
+
+
+async def score(
+    link: ServerLink, token_ids: list[int], *, salt: str, timeout_s: float, rank: int | None = None
+) -> list[float]:
+    """Log-probability at temperature 1 of each token after the first (length L - 1). Raises as ``ServerLink.ask``.
+
+    ``rank`` is who says it; None: whichever data-parallel rank the server takes.
+    """
     sampling = {"max_tokens": 1, "prompt_logprobs": 0, "ignore_eos": True, "detokenize": False}
     body = {"token_ids": token_ids, "sampling_params": sampling, "cache_salt": salt}
-    answer = await link.ask("POST", GENERATE, body, timeout_s=timeout_s, doing="scores")
+    headers = None if rank is None else {_RANK: str(rank)}
+    answer = await link.ask("POST", GENERATE, body, timeout_s=timeout_s, doing="scores", headers=headers)
     found = zip(token_ids[1:], answer["prompt_logprobs"][1:], strict=True)
     return [float(by_token[str(token)]["logprob"]) for token, by_token in found]
 
@@ -209,6 +240,20 @@ async def _samples(link: ServerLink) -> bool:
             " processed_logprobs"
         )
     return names_versions
+
+
+async def _every_rank(link: ServerLink, num_ranks: int) -> None:
+    """Ask each for a score: all that take part in the weight transfers must be behind this address."""
+    try:
+        await scores(link, _PROBE, salt="prl", timeout_s=_ASKED_S, num_ranks=num_ranks)
+    except ServerRefusedError as error:
+        if "data_parallel_rank" not in error.said:
+            raise
+        raise EngineError(
+            f"{link.who} is one of several addresses of {num_ranks} data-parallel ranks ({error.said}): start them"
+            f" behind one, with --data-parallel-size {num_ranks} and without --data-parallel-external-lb,"
+            " --data-parallel-hybrid-lb and --data-parallel-rank, or as servers of one rank each"
+        ) from error
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -41,6 +41,8 @@ class ServerWeights:
         """Why it serves nothing; None: it serves."""
         self._num_loads = 0
         self._num_moving = 0
+        self.num_moves = 0
+        """Transfers and their parts that were begun."""
         self._timeout_s = _ANSWER_S
         self._is_update_open = False
 
@@ -126,6 +128,7 @@ class ServerWeights:
     def _moving(self, what: str) -> Iterator[None]:
         """A transfer is under way; what goes wrong is a WeightSyncError."""
         self._num_moving += 1
+        self.num_moves += 1
         try:
             yield
         except TimeoutError:

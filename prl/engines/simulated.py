@@ -21,12 +21,10 @@ from typing import Literal
 
 from prl.engines.base import Decoding, EngineStatistics, Standstill, swap_by_steps
 from prl.engines.meter import Meter
-from prl.engines.simulated_stream import FIRST_VERSION_TOKEN, Script, Stream, StreamFault
+from prl.engines.simulated_stream import Script, Stream
 from prl.errors import EngineDeadError, EngineError
-from prl.simulation import CHECKPOINT, CallFault, CallFaults, Meeting, draw, sequence_logprobs
+from prl.simulation import CHECKPOINT, CallFaults, Meeting, draw, sequence_logprobs
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
-
-__all__ = ["FIRST_VERSION_TOKEN", "CallFault", "Script", "SimulatedEngine", "StreamFault"]
 
 
 class SimulatedEngine:

@@ -15,7 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 from prl.config import EngineConfig
@@ -23,6 +23,7 @@ from prl.deadlines import Deadlines
 from prl.engines.base import Engine, Standstill
 from prl.engines.gate import Gate
 from prl.engines.guarded_stream import TokenDeadlines
+from prl.engines.quorum import Quorum
 from prl.engines.seat import Place, Seat
 from prl.engines.seats import ANSWER_MARGIN_S, Remake, Seats
 from prl.engines.side_by_side import SideBySide
@@ -65,6 +66,7 @@ class UpdatedEngines:
         self.deadlines = Deadlines()
         """Of all that wait for streams to go on."""
         self.seats = Seats(engines, config, remake, places, timeline=timeline)
+        self.quorum = Quorum(self.seats, config)
         self._side_by_side = SideBySide()
         self._gate = Gate(gate_timeout_s, self.deadlines, lambda: remake is not None and not self.seats.there())
         self._token_deadlines = TokenDeadlines(config.token_timeout_s)
@@ -186,8 +188,12 @@ class UpdatedEngines:
         self._go_on(part, seats)
 
     async def score(self, token_ids: list[int]) -> dict[str, list[float]]:
-        """Log-probability of each token after the first under the current weights, by engine name."""
-        return await self._all("score", lambda engine: engine.score(token_ids))
+        """Log-probability of each token after the first under the current weights, by engine name.
+
+        Of an engine of several data-parallel ranks, by rank.
+        """
+        found = await self._all("score", lambda engine: engine.score(token_ids))
+        return {who: told for name, scores in found.items() for who, told in _by_rank(name, scores, len(token_ids) - 1)}
 
     async def weed(self) -> bool:
         """After an update that failed: give up the engines that are dead or do not answer; whether there were any."""
@@ -250,6 +256,15 @@ class UpdatedEngines:
         """Do ``work`` with every member side by side."""
         members = self.seats.members() if seats is None else seats
         return await self._side_by_side(call, work, [seat.engine for seat in members])
+
+
+def _by_rank(name: str, scores: list[float], length: int) -> Iterator[tuple[str, list[float]]]:
+    """The scores of an engine, in parts of ``length`` where they are of several ranks."""
+    if len(scores) <= length or len(scores) % length:
+        yield name, scores
+        return
+    for rank in range(len(scores) // length):
+        yield f"{name}, data-parallel rank {rank},", scores[rank * length : (rank + 1) * length]
 
 
 NO_TIME = Standstill(drain_s=0.0, still_s=0.0)

@@ -25,7 +25,7 @@ from prl.errors import EpisodeError, PluginError
 from prl.failure import raise_as_it_was
 from prl.log import get_logger
 from prl.rewards.breaker import is_failure
-from prl.rollout import Dropped, Sample
+from prl.sampler import Dropped, Sample
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Prompt, Score, Verdict
 from prl.waits import waiting

@@ -2,12 +2,12 @@
 
 Invariants:
 
-- What is trained is what was sampled: ``conversation.py`` says behind which ids, and a message that a reply was, handed
-  back, is taken for the reply's own tokens, however a chat template would write it.
+- What is trained is what was sampled: ``conversation.py`` says behind which ids.
 - An episode that may ask no more, since it has had its turns or its context is full, is over: asking raises
   EpisodeOverError, the turns that it has are trained.
 - A turn that comes to nothing raises TurnFailedError and leaves no trace; the environment may ask again.
 - A turn may have stop sequences (``stops.py``): what the environment is told ends before one, what is trained with it.
+  One that may have a single tool call ends with it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from prl.engines.base import Decoding
-from prl.environments.calls import Message, ToolCall, as_message, find_calls, shown
+from prl.environments.calls import Message, ToolCall, as_message, find_calls
 from prl.environments.conversation import Conversation, Place
 from prl.environments.stops import Listener, StopReachedError
 from prl.environments.transcript import written
 from prl.errors import ConfigError, EpisodeOverError, TurnFailedError
-from prl.rollout import Dropped, Sample, stream_seed
+from prl.sampler import Dropped, Sample, stream_seed
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Finish, Prompt, TokenChunk
 
@@ -57,7 +57,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """What the model said in one turn."""
 
     text: str
-    """All of it, without special tokens; where a stop sequence ended it, what was said before that."""
+    """All of it, without special tokens; what was said before a stop sequence, or up to the one call, that ended it."""
     tool_calls: list[ToolCall]
     """Only where tools were offered."""
     message: dict[str, Any]
@@ -103,7 +103,6 @@ class Session:
         self._conversation = Conversation(prompt, tokenizer)
         self._messages: list[dict[str, Any]] = []
         self._num_asked = 0
-        self._said: dict[tuple[str, tuple[str, ...]], str] = {}
 
     # ---- for environments --------------------------------------------------------------------------------------------
 
@@ -112,6 +111,7 @@ class Session:
         given: Sequence[Message] | Sequence[int] | str | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] = (),
+        parallel_tool_calls: bool = True,
         max_tokens: int | None = None,
         stop: Sequence[str] | str = (),
         on_tokens: Callable[[list[int]], None] = lambda _: None,
@@ -121,6 +121,7 @@ class Session:
         Args:
             given: what it continues: messages, token ids, or plain text; absent, the prompt.
             tools: functions that the model may call, as OpenAI describes them.
+            parallel_tool_calls: False ends the turn with its first call.
             max_tokens: fewer tokens than ``sampling.max_tokens`` for this turn.
             stop: texts, none empty, that end the turn as soon as it has said one.
             on_tokens: told of the tokens as they are sampled.
@@ -138,7 +139,8 @@ class Session:
         place = await self._place(given, tools)
         heard = self._heard(given, place)
         decoding = self._decoding_at(place, number, max_tokens)
-        listener = Listener(stop, self._tokenizer.decode) if stop else None
+        one_call = bool(tools) and not parallel_tool_calls
+        listener = Listener(stop, self._tokenizer.decode, one_call=one_call) if stop or one_call else None
         sampled = await self._sampled(place, decoding, on_tokens, listener)
         self._conversation.add(place, sampled, earned)
         self.failure = None
@@ -209,7 +211,7 @@ class Session:
         messages = [item for item in given if isinstance(item, Mapping)]
         if len(messages) == len(given) > 0:
             length = sum(len(str(message.get("content", ""))) for message in messages)
-            return await self._beside(lambda: self._behind(messages, tools), length)
+            return await self._beside(lambda: self._conversation.behind_messages(messages, tools), length)
         token_ids = [item for item in given if isinstance(item, int)]
         if not token_ids or len(token_ids) < len(given):
             raise ValueError("generate takes messages, or token ids, or text, at least one")
@@ -224,15 +226,6 @@ class Session:
 
     async def _beside(self, work: Callable[[], Place], num_characters: int) -> Place:
         return work() if num_characters < LONG_TEXT else await asyncio.to_thread(work)
-
-    def _behind(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Place:
-        written = [self._as_sampled(message) for message in messages]
-        return self._conversation.behind_text(shown(written, tools, self._tokenizer), is_rendered=True)
-
-    def _as_sampled(self, message: Message) -> Message:
-        """A reply that is handed back, in the words that were sampled."""
-        said = self._said.get(_identity(message)) if message.get("role") == "assistant" else None
-        return message if said is None else {"role": "assistant", "content": said}
 
     def _decoding_at(self, place: Place, number: int, max_tokens: int | None) -> Decoding:
         room = self._limits.max_model_len - len(place.token_ids)
@@ -273,13 +266,13 @@ class Session:
     def _reply(
         self, sampled: Completion, cut_text: str | None, num_prompt_tokens: int, call_prefix: str | None
     ) -> Reply:
-        """``cut_text`` is what was said before a stop sequence, where one ended the turn."""
+        """``cut_text`` is what the environment is told, where a stop sequence or a call ended the turn."""
         text = sampled.text if cut_text is None else cut_text
         content, calls = (text, []) if call_prefix is None else find_calls(text, call_prefix)
         message = as_message(content, calls)
-        if cut_text is None:
+        if cut_text in (None, sampled.text):
             ends = sampled.finish == "stop" and sampled.token_ids[-1] in self._decoding.stop_token_ids
-            self._said[_identity(message)] = self._tokenizer.decode_all(sampled.token_ids[: -1 if ends else None])
+            self._conversation.handed_over(message, sampled.token_ids[: -1 if ends else None])
         return Reply(
             text=text,
             tool_calls=calls,
@@ -295,9 +288,3 @@ def _finite(value: float, what: str) -> float:
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise ValueError(f"{what} must be a finite number, and it is {value!r}")
     return float(value)
-
-
-def _identity(message: Message) -> tuple[str, tuple[str, ...]]:
-    """By what a reply is known again: its calls, and its content but for white space around it."""
-    calls = message.get("tool_calls") or ()
-    return str(message.get("content") or "").strip(), tuple(str(call.get("id", "")) for call in calls)

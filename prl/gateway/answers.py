@@ -128,7 +128,12 @@ async def _ask(session: Session, asked: Asked, tell: Callable[[Event], None]) ->
     """One turn; whatever goes wrong is told as a value, so that no task group closes on it."""
     try:
         reply = await session.generate(
-            asked.given, tools=asked.tools, max_tokens=asked.max_tokens, stop=asked.stop, on_tokens=tell
+            asked.given,
+            tools=asked.tools,
+            parallel_tool_calls=asked.parallel_tool_calls,
+            max_tokens=asked.max_tokens,
+            stop=asked.stop,
+            on_tokens=tell,
         )
         tell(reply)
     except Exception as failed:  # noqa: BLE001 -- told

@@ -6,7 +6,8 @@ Invariants:
   habit (``OVERRIDDEN``), and refused where an agent relies on what they do (``REFUSED`` says why of each).
 - Whatever else is not understood is refused by name, never passed over. A value that asks for nothing (``n = 1``) is as
   good as none.
-- A stop sequence changes no distribution: it only says where a turn ends (``environments/stops.py``).
+- A stop sequence changes no distribution: it only says where a turn ends (``environments/stops.py``). So does
+  ``parallel_tool_calls = false``: with the first call.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ MODEL = "policy"
 """The only model there is; clients may call it anything."""
 OVERRIDDEN = frozenset({"temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"})
 """The run's own settings hold in their place."""
-HARMLESS = frozenset(
-    {"user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"}
-)
+HARMLESS = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 """They change nothing of what is sampled."""
 _ONE = "a request has one answer: ask again for another"
 _CHANGES = "it would change the distribution that is sampled, and so what is trained: leave it out"
@@ -55,7 +54,7 @@ MAX_STOPS, MAX_SHOWN = 16, 60
 _READ = frozenset(
     {"model", "max_tokens", "max_completion_tokens", "stream", "stream_options", "stop", "logprobs", *REFUSED}
 )
-_CHAT = frozenset({"messages", "tools", "tool_choice"})
+_CHAT = frozenset({"messages", "tools", "tool_choice", "parallel_tool_calls"})
 
 
 class RequestError(Exception):
@@ -71,6 +70,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     given: list[dict[str, Any]] | list[int] | str
     tools: list[dict[str, Any]]
+    parallel_tool_calls: bool
     max_tokens: int | None
     stop: list[str]
     with_logprobs: bool
@@ -95,6 +95,7 @@ class _Chat(_Common):
     logprobs: bool | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
 
 
 class _Text(_Common):
@@ -112,7 +113,8 @@ def read_chat(body: bytes) -> Asked:
         raise RequestError(f"tool_choice = {chat.tool_choice!r} is not supported: 'auto' or 'none'", "tool_choice")
     tools = [] if chat.tool_choice == "none" else chat.tools or []
     messages = [message_of(message) for message in chat.messages]
-    return _asked(chat, messages, tools, fields, with_logprobs=bool(chat.logprobs))
+    asked = _asked(chat, messages, tools, fields, with_logprobs=bool(chat.logprobs))
+    return msgspec.structs.replace(asked, parallel_tool_calls=chat.parallel_tool_calls is not False)
 
 
 def read_text(body: bytes) -> Asked:
@@ -201,6 +203,7 @@ def _asked(
     return Asked(
         given=given,
         tools=tools,
+        parallel_tool_calls=True,
         max_tokens=min(limits, default=None),
         stop=stop,
         with_logprobs=with_logprobs,

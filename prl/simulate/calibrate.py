@@ -22,12 +22,13 @@ from typing import TypeVar
 
 import msgspec
 
+from prl.chronicle import TIMELINE
 from prl.config import Config
 from prl.errors import ConfigError
 from prl.parts import make_pacing
 from prl.settings import load_config
 from prl.simulate.costs import Measured, costs_of
-from prl.simulate.overlap import TIMELINE, Span, StepTimes, Work, works_of
+from prl.simulate.overlap import Span, StepTimes, Work, works_of
 from prl.simulate.report import report_of
 from prl.simulate.run import simulate
 
@@ -54,6 +55,7 @@ class _Line(msgspec.Struct, frozen=True):
     engine_busy: float
     wait_batch_s: float
     pause_s: float
+    publish_s: float = 0.0
     in_flight: float = 0.0
     at: float = 0.0
 
@@ -137,7 +139,7 @@ def _fit(
     decode, training = _points(config, lines, works, prompt_tokens, sharing)
     base_s, per_sequence_s = _line_through(decode, shared_equally=True)
     token_s, fixed_s = _line_through(training, shared_equally=False)
-    between_s = [max(0.0, line.time_s * (1 - line.trainer_busy) - line.wait_batch_s - line.pause_s) for line in lines]
+    between_s, transfer_s = _rests(lines, size, is_staged=config.weights.staged)
     return Measured(
         groups=groups,
         prompt_tokens=prompt_tokens,
@@ -145,10 +147,25 @@ def _fit(
         per_sequence_s=per_sequence_s,
         train_token_s=max(token_s, 1e-12),
         train_fixed_s=fixed_s,
-        between_s=statistics.fmean(between_s),
+        between_s=between_s,
         sharing=sharing,
         update_s=statistics.fmean(line.pause_s for line in lines[size - 1 :: size]),
+        transfer_s=transfer_s,
     )
+
+
+def _rests(lines: Sequence[_Line], size: int, *, is_staged: bool) -> tuple[float, float]:
+    """Seconds in which the ranks are at rest and the engines need not be: of every step, and of an update besides.
+
+    A transfer into place is a part of the pause and never longer; one that is longer was beside generation.
+    """
+    rests = [max(0.0, line.time_s * (1 - line.trainer_busy) - line.wait_batch_s - line.pause_s) for line in lines]
+    sent = [
+        min(rest, line.publish_s) if is_staged and line.publish_s > line.pause_s else 0.0
+        for rest, line in zip(rests, lines, strict=True)
+    ]
+    between = [rest - send for rest, send in zip(rests, sent, strict=True)]
+    return statistics.fmean(between), statistics.fmean(sent[size - 1 :: size])
 
 
 def _points(
@@ -207,5 +224,6 @@ def _scaled(config: Config, measured: Measured, step_s: float) -> Measured:
             train_fixed_s=measured.train_fixed_s * factor,
             between_s=measured.between_s * factor,
             update_s=measured.update_s * factor,
+            transfer_s=measured.transfer_s * factor,
         )
     return measured

@@ -37,6 +37,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     sharing: float
     """What is left of shared accelerators' speed while engines and ranks are both at work."""
     update_s: float
+    """The engines stand still for an update."""
+    transfer_s: float
+    """It is sent before that, the engines going on."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     between_s: float
     sharing: float
     update_s: float
+    transfer_s: float
 
 
 def costs_of(config: Config, measured: Measured | None = None) -> Costs:
@@ -66,7 +70,8 @@ def costs_of(config: Config, measured: Measured | None = None) -> Costs:
     token_s, fixed_s = _training(simulate, measured)
     prompt_tokens = simulate.prompt_tokens or (measured.prompt_tokens if measured else 0)
     grain = simulate.grain or max(1, longest // LONGEST_SIMULATED)
-    between_s, sharing, update_s = simulate.train.between_s, simulate.sharing, simulate.update_s
+    between_s, sharing = simulate.train.between_s, simulate.sharing
+    update_s, transfer_s = simulate.update_s, simulate.transfer_s
     return Costs(
         grain=grain,
         longest=longest // grain + 2,
@@ -77,6 +82,7 @@ def costs_of(config: Config, measured: Measured | None = None) -> Costs:
         between_s=between_s if between_s is not None else measured.between_s if measured else 0.0,
         sharing=sharing if sharing is not None else measured.sharing if measured else 1.0,
         update_s=update_s if update_s is not None else measured.update_s if measured else 0.0,
+        transfer_s=transfer_s if transfer_s is not None else measured.transfer_s if measured else 0.0,
     )
 
 

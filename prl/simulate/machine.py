@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from prl.config_simulate import DecodeConfig
-from prl.engines.paced import PacedEngine
+from prl.engines.paced_way import Way
 
 
 class Machine:
@@ -31,7 +31,7 @@ class Machine:
     def __init__(self, *, num_accelerators: int | None, per_engine: int, num_ranks: int, sharing: float = 1.0) -> None:
         self._sharing = sharing
         self._num_accelerators, self._per_engine, self._num_ranks = num_accelerators, per_engine, num_ranks
-        self._engines: dict[PacedEngine, None] = {}
+        self._engines: dict[Way, None] = {}
         self._trains = False
         self._speed = 1.0
         self._left_s = self._since = 0.0
@@ -42,15 +42,15 @@ class Machine:
         """Of everybody who is at work now, against each alone."""
         return self._speed
 
-    def busy(self, engine: PacedEngine, *, is_busy: bool) -> None:
+    def busy(self, way: Way, *, is_busy: bool) -> None:
         """An engine begins or ends computing."""
         if self._num_accelerators is None:
             return
         if is_busy:
-            self._engines[engine] = None
+            self._engines[way] = None
         else:
-            del self._engines[engine]
-        self._changed(but=engine)
+            del self._engines[way]
+        self._changed(but=way)
 
     async def train(self, seconds: float) -> None:
         """Be at work on a step that takes so long alone."""
@@ -71,7 +71,7 @@ class Machine:
             self._trained = self._timer = None
             self._changed()
 
-    def _changed(self, but: PacedEngine | None = None) -> None:
+    def _changed(self, but: Way | None = None) -> None:
         """Somebody began or ended: share anew."""
         speed = speed_of(
             self._num_accelerators or 1,
@@ -81,13 +81,13 @@ class Machine:
         )
         if speed == self._speed:
             return
-        others = [engine for engine in self._engines if engine is not but]
-        for engine in others:
-            engine.settle()
+        others = [way for way in self._engines if way is not but]
+        for way in others:
+            way.settle()
         self._settle()
         self._speed = speed
-        for engine in others:
-            engine.retime()
+        for way in others:
+            way.retime()
         if self._timer is not None:
             self._set_timer()
 

@@ -16,13 +16,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from prl.chronicle import TIMELINE
 from prl.config import Config
 from prl.simulate.machine import speed_of
 
 Change = tuple[float, int, int]
 """When engines and ranks began to be at work, or ended, and how many of each."""
-__all__ = ["TIMELINE", "Span", "StepTimes", "Work", "works_of"]
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -147,15 +147,15 @@ def _estimate(config: Config, measured: Measured | None) -> float:
     """Samples per second times ESS by formulas (arXiv 2509.19128, appendix A), for ranking only.
 
     Generation with h sequences in each engine gives h / step_s(h) tokens a second and engine; training what its time
-    per token says and what passes between two steps; the slower one is the rate. A lag bound of k holds (k + 1) B
-    sequences, those that wait for the longest of the oldest batch included, and gives a batch the time of its longest
-    sequence, of its training and of the update to go round.
+    per token says, what passes between two steps and the update; the slower one is the rate. A lag bound of k holds
+    (k + 1) B sequences, those that wait for the longest of the oldest batch included, and gives a batch the time of its
+    longest sequence, of its training and of the update to go round.
     """
     costs = costs_of(config, measured)
     batch = config.pipeline.groups_per_step * config.pipeline.group_size
     lengths = [costs.length_of(prompt + (1 << 30), prompt) for prompt in range(NUM_SAMPLED)]
     mean, longest = sum(lengths) / NUM_SAMPLED, sorted(lengths)[-1 - NUM_SAMPLED // max(batch, 2) // 2]
-    train_s = costs.train_s(batch, round(batch * mean)) + costs.between_s + costs.update_s
+    train_s = costs.train_s(batch, round(batch * mean)) + costs.between_s + costs.transfer_s + costs.update_s
     capacity, max_lag = config.engine.num_engines * config.engine.max_num_seqs, config.pipeline.max_lag
     rate = 0.0
     for _ in range(4):

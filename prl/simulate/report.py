@@ -29,7 +29,7 @@ class TrainerTime(msgspec.Struct, frozen=True, kw_only=True):
     waits_for_batch: float
     """Nothing to train on."""
     updates: float
-    """Sends weights, which it can do nothing beside, or rests between two steps (``simulate.train.between_s``)."""
+    """Sends weights, which it can do nothing beside, or is at rest between two steps (``simulate.train.between_s``)."""
     restarts: float
     """Was started again, and did steps once more."""
 
@@ -82,8 +82,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float
     trained_tokens_per_s: float
     generated_tokens_per_s: float
-    goodput: float
-    """Tokens trained / tokens generated, from the first step on, those in flight at the end left out."""
+    sample_goodput: float
+    """Samples trained / samples whose sampling came to an end, trained or dropped, from the first step on. One that is
+    tried again, since its stream failed half-way, counts half a sample more."""
     ess: float
     """As ``simulate.drift`` has it."""
     lag: Lag
@@ -114,7 +115,7 @@ def report_of(config: Config, costs: Costs, course: Course) -> Report:
         samples_per_s=sum(report.samples for report in reports) / seconds,
         trained_tokens_per_s=trained * costs.grain / seconds,
         generated_tokens_per_s=generated * costs.grain / seconds,
-        goodput=_goodput(config, course),
+        sample_goodput=_sample_goodput(config, course),
         ess=sum(report.ess for report in reports) / len(reports),
         lag=_lag(steps),
         trainer=_trainer_time(steps, seconds, course, skipped),
@@ -133,7 +134,7 @@ def warmup_of(config: Config) -> int:
     return min(wanted, num_steps - 1) // size * size
 
 
-def _goodput(config: Config, course: Course) -> float:
+def _sample_goodput(config: Config, course: Course) -> float:
     """What was sampled and neither trained nor under way any more was lost."""
     lost_members = sum(sum(step.report.dropped.values()) for step in course.steps)
     trained_members = sum(step.report.samples for step in course.steps)

@@ -30,6 +30,7 @@ from prl.engines.pool import EnginePool
 from prl.failure import FirstFailure, running, together_as_it_was
 from prl.metrics import StepReport
 from prl.rollout import Rollout
+from prl.sampler import Sampler
 from prl.simulate.costs import Costs
 from prl.simulate.machine import Machine
 from prl.simulate.parts import Deaths, NoRecords, Numbers, TrainingTime, lags_of, make_score
@@ -187,7 +188,7 @@ class _Run:
 
     async def _join(self) -> None:
         """A new weight group where an engine was started again, as ``fleet.py`` makes it."""
-        await self._pool.seats.one_is_there()
+        await self._pool.quorum.one_is_there()
         if not self._pool.seats.apart:
             return
         part, num_parts = 0, 1
@@ -204,9 +205,8 @@ class _Run:
     def _make_controller(self, sync: WeightSync) -> Controller:
         config = self._config
         rollout = Rollout(
-            self._pool,
+            Sampler(self._pool, lambda _: ""),
             make_score(config.simulate.score_s, asyncio.sleep),
-            lambda _: "",
             decoding=Decoding(
                 temperature=config.sampling.temperature, max_tokens=self._costs.longest, stop_token_ids=[0]
             ),
@@ -228,7 +228,13 @@ class _Run:
             failure=self._failure,
             records=NoRecords(),
             first_step=0,
+            before_push=self._transfer,
         )
+
+    async def _transfer(self) -> int:
+        """What an update takes while the engines still go on; a round of steps has one."""
+        await asyncio.sleep(self._costs.transfer_s)
+        return 0
 
     async def _make_batch(self, step: int, groups: list[Group]) -> Batch:
         """On the event loop: virtual time stands still meanwhile, but for what passes between two steps."""

@@ -21,7 +21,7 @@ def lines_of(config: Config, report: Report) -> list[str]:
                 f" {report.generated_tokens_per_s:,.4g} generated"
             ),
         ),
-        ("goodput", f"{report.goodput:.1%} of what was sampled was trained{_dropped(report)}"),
+        ("goodput", f"{report.sample_goodput:.1%} of the samples that came to an end were trained{_dropped(report)}"),
         ("lag", f"mean {lag.mean:.2f}, half below {lag.p50}, 90% {lag.p90}, 99% {lag.p99}, largest {lag.max}"),
         ("", _bars(lag.histogram)),
         ("ESS", f"{report.ess:.4f} where a token's log-ratio drifts by {config.simulate.drift:g} a step"),
@@ -29,7 +29,7 @@ def lines_of(config: Config, report: Report) -> list[str]:
             "trainer",
             (
                 f"{trainer.training:.1%} trains, {trainer.waits_for_batch:.1%} waits for a batch,"
-                f" {trainer.updates:.1%} updates weights"
+                f" {trainer.updates:.1%} sends weights or is between two steps"
                 + (f", {trainer.restarts:.1%} restarts" if trainer.restarts else "")
             ),
         ),

@@ -1,6 +1,6 @@
 """Names of curves: a key of ``metrics.jsonl`` in a section, so that a tracker shows related curves together.
 
-A key that no section names is in ``train``. What is no finite number has no curve.
+A key that no section names is in ``train``. What is no finite number has no curve, nor has what is true or false.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def curves_of_evaluation(line: Mapping[str, Any]) -> dict[str, float]:
     if not line.get("complete", False):
         return {}
     found = dict(_numbers(line))
-    del found["complete"]
     for k, estimate in line.get("pass_at", {}).items():
         found[f"pass_at_{k}"] = float(estimate["mean"])
     if len(interval := line.get("interval", ())) == 2:  # noqa: PLR2004 -- two ends
@@ -71,5 +70,5 @@ def _curve(key: str) -> str:
 
 def _numbers(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for key, value in line.items():
-        if key != "step" and isinstance(value, (int, float)) and math.isfinite(value):
+        if key != "step" and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
             yield key, float(value)

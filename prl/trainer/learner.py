@@ -36,7 +36,7 @@ from prl.trainer.base import TrainerReady, TrainReport
 from prl.trainer.export import export
 from prl.trainer.loss import Loss, LossTerms
 from prl.trainer.mesh import counts
-from prl.trainer.microbatch import MicroBatch, pack
+from prl.trainer.microbatch import MicroBatch
 from prl.trainer.model import check_policy, load_policy, parameters_of
 from prl.trainer.optimizer import learning_rate, make_optimizer, optimizer_tensors
 from prl.trainer.phases import SUMS, Phases
@@ -75,6 +75,8 @@ class Learner:
         if resume is not None:
             self.step = self._load(resume)
         self._state = {} if resume is None or rank != 0 else checkpoint.read_state(resume)
+        if not config.trainer.share_prefixes:
+            self.policy.pairs_per_token = 0
         check_policy(self.policy, device, dtype)
         self._engine_dtype: torch.dtype = getattr(torch, config.engine.dtype)
         self._publisher = self._make_publisher(rank)
@@ -231,7 +233,7 @@ class Learner:
         on_logprobs: Callable[[Tensor], None] | None,
     ) -> Tensor:
         """Forward, and backward where there is a gradient; returns the sums."""
-        batch = pack(samples, self._device, single_row=self.policy.single_row)
+        batch = self.policy.pack(samples, self._device)
         temperature = self._config.sampling.temperature
         reference_N = None if self._reference is None else self._reference(batch, temperature)
         if teaches:

@@ -1,14 +1,11 @@
-"""A micro-batch: samples laid end to end in rows, and the positions that are trained.
+"""A micro-batch: samples laid into rows (``layout.py``), and the positions that are trained.
 
 Invariants:
 
-- Positions restart at 0 with every sample; that is what keeps the samples of a row apart in attention. What fills the
-  end of a row counts on from its last sample: being last, no causal model lets it influence anything.
-- A row is as long as the longest sample, and the others share rows, longest first. Attention over the row costs its
-  square, so rows that are no longer than they must be cost least, and at most half of what is computed is filling. A
-  kernel that attends within each sample only (flash attention) takes one row of everything instead.
 - The token at position t of a sample is predicted from position t - 1 of the same sample, so a first token is never
-  trained.
+  trained. Only what a trained token depends on is computed: nothing of a sample from its last trained token on.
+- Where rows share no token, positions restart at 0 with every sample; that is what keeps the samples of a row apart in
+  attention. Where they do, a mask says what each token sees. What fills the end of a row influences nothing.
 - There is always at least one position to predict, if need be one that is not trained: a rank with nothing to do runs
   the same forward and backward pass as its peers, with a gradient of exactly 0.
 """
@@ -16,26 +13,30 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from prl.trainer.layout import lay_out
 from prl.types import Sample
-
-_IDLE = Sample(token_ids=[0, 0], loss_mask=[0, 0], logprobs=[0.0] * 2, versions=[-1] * 2, advantages=[0.0] * 2)
-"""What a rank runs when its micro-batch is empty."""
 
 
 class MicroBatch(NamedTuple):
-    """R rows of L tokens, of which N are predicted, in the order of the samples."""
+    """R rows of L tokens. N targets, in the order of the samples, are predicted at U places, at most K at one."""
 
     token_ids_RL: Tensor
     positions_RL: Tensor
-    at_N: Tensor
-    """Index into the rows, end to end, whose hidden state predicts the n-th target."""
-    targets_N: Tensor
+    until_RL: Tensor | None
+    """Index into the rows, end to end, up to which tokens see this one; None: the positions say who sees whom."""
+    at_U: Tensor
+    """Indices into the rows, end to end, whose hidden states predict."""
+    targets_UK: Tensor
+    """What is predicted there, filled with 0: each token once, however many samples go on with it."""
+    slot_N: Tensor
+    """Index into ``targets_UK``, row by row, of the n-th target."""
     behaviour_N: Tensor
     """Log-probability under the policy that sampled, float32."""
     advantages_N: Tensor
@@ -47,55 +48,63 @@ class MicroBatch(NamedTuple):
     """False where the entry is there only so that there is one."""
 
 
-def pack(samples: Sequence[Sample], device: torch.device, *, single_row: bool = False) -> MicroBatch:
-    """Lay samples into rows.
+def pack(
+    samples: Sequence[Sample], device: torch.device, *, single_row: bool = False, pairs_per_token: int = 0
+) -> MicroBatch:
+    """Lay samples into rows, as ``lay_out`` is told to.
 
     Raises:
         ValueError: a sample trains its first token, which nothing predicts.
     """
-    if not any(len(sample.token_ids) > 1 for sample in samples):
-        samples = [*samples, _IDLE]
-    lengths = [len(sample.token_ids) for sample in samples]
-    width = sum(lengths) if single_row else max(lengths)
-    starts, num_rows = _place(lengths, width)
-    token_ids = [0] * (num_rows * width)
-    positions = [0] * len(token_ids)
-    for start in sorted(starts):
-        rest_of_row = width - start % width
-        positions[start : start + rest_of_row] = range(rest_of_row)
-    at: list[int] = []
-    chosen: list[tuple[int, float, float, int, int]] = []
-    num_sequences = 0
-    for number, (sample, start) in enumerate(zip(samples, starts, strict=True)):
+    inputs: list[list[int]] = []
+    trained: list[list[int]] = []
+    for number, sample in enumerate(samples):
         if sample.loss_mask and sample.loss_mask[0]:
             raise ValueError(f"sample {number} trains its first token, which no earlier token predicts")
-        trained = [t for t, mask in enumerate(sample.loss_mask) if mask]
-        at += [start + t - 1 for t in trained]
-        chosen += [
-            (sample.token_ids[t], sample.logprobs[t], sample.advantages[t], sample.versions[t], num_sequences)
-            for t in trained
-        ]
-        num_sequences += bool(trained)
-        token_ids[start : start + len(sample.token_ids)] = sample.token_ids
-    anything = bool(chosen)
-    if not anything:
-        at, chosen = [0], [(0, 0.0, 0.0, -1, 0)]
-    targets, behaviour, advantages, versions, sequences = zip(*chosen, strict=True)
+        trained.append([t for t, mask in enumerate(sample.loss_mask) if mask])
+        inputs.append(sample.token_ids[: max(trained[-1], default=0)])
+    anything = any(inputs)
+    layout = lay_out(inputs if anything else [[0]], single_row=single_row, pairs_per_token=pairs_per_token)
+    at, targets = [0], [0]
+    if anything:
+        at = [path[t - 1] for path, of in zip(layout.paths, trained, strict=True) for t in of]
+        targets = [sample.token_ids[t] for sample, of in zip(samples, trained, strict=True) for t in of]
+    predicted: dict[int, dict[int, int]] = {}  # by place and target, the target's number at that place
+    for place, target in zip(at, targets, strict=True):
+        numbers = predicted.setdefault(place, {})
+        numbers.setdefault(target, len(numbers))
+    most = max(map(len, predicted.values()))
+    first = {place: most * spot for spot, place in enumerate(predicted)}
 
-    def row(values: Sequence[float], dtype: torch.dtype = torch.long) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
+    def row(values: Iterable[float], dtype: torch.dtype = torch.long) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype, device=device)
 
+    def chosen(values: Iterable[Sequence[float]], idle: float, dtype: torch.dtype = torch.long) -> Tensor:
+        """Of each sample, what belongs to its trained tokens."""
+        found = (each[t] for each, of in zip(values, trained, strict=True) for t in of)
+        return row(found if anything else [idle], dtype)
+
+    lengths = [len(of) for of in trained if of] or [1]
     return MicroBatch(
-        token_ids_RL=row(token_ids).view(num_rows, width),
-        positions_RL=row(positions).view(num_rows, width),
-        at_N=row(at),
-        targets_N=row(targets),
-        behaviour_N=row(behaviour, torch.float32),
-        advantages_N=row(advantages, torch.float32),
-        versions_N=row(versions),
-        sequence_N=row(sequences),
+        token_ids_RL=row(layout.token_ids).view(-1, layout.width),
+        positions_RL=row(layout.positions).view(-1, layout.width),
+        until_RL=None if layout.until is None else row(layout.until).view(-1, layout.width),
+        at_U=row(predicted),
+        targets_UK=row(each for of in predicted.values() for each in [*of, *[0] * (most - len(of))]).view(-1, most),
+        slot_N=row(first[place] + predicted[place][target] for place, target in zip(at, targets, strict=True)),
+        behaviour_N=chosen((sample.logprobs for sample in samples), 0.0, torch.float32),
+        advantages_N=chosen((sample.advantages for sample in samples), 0.0, torch.float32),
+        versions_N=chosen((sample.versions for sample in samples), -1),
+        sequence_N=row(number for number, length in enumerate(lengths) for _ in range(length)),
         trained_N=torch.full((len(at),), anything, device=device),
     )
+
+
+def attention_mask(until_RL: Tensor, dtype: torch.dtype) -> Tensor:
+    """R x 1 x L x L, to be added to the scores of each token's attention: 0 for what it sees and -inf for the rest."""
+    at_RL = torch.arange(until_RL.numel(), device=until_RL.device).view_as(until_RL)
+    sees_RLL = (at_RL[:, None] <= at_RL[:, :, None]) & (at_RL[:, :, None] < until_RL[:, None])
+    return torch.zeros(sees_RLL.shape, dtype=dtype, device=until_RL.device).masked_fill_(~sees_RLL, -math.inf)[:, None]
 
 
 def scored(token_ids: Sequence[int]) -> Sample:
@@ -108,16 +117,3 @@ def scored(token_ids: Sequence[int]) -> Sample:
         versions=[-1] * length,
         advantages=[0.0] * length,
     )
-
-
-def _place(lengths: Sequence[int], width: int) -> tuple[list[int], int]:
-    """Start of each sample in rows of ``width`` laid end to end, and the number of rows: first fit, longest first."""
-    starts = [0] * len(lengths)
-    used: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        row = next((row for row, taken in enumerate(used) if taken + lengths[index] <= width), len(used))
-        if row == len(used):
-            used.append(0)
-        starts[index] = row * width + used[row]
-        used[row] += lengths[index]
-    return starts, len(used)

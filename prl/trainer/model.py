@@ -10,18 +10,21 @@ Invariants:
 - One list of names, that of ``named_parameters`` (tied tensors once) and the persistent buffers, in one order on every
   rank. The tensors under these names stay the same objects for the policy's whole life.
 - Samples of a packed row do not see one another. transformers keeps them apart by their restarting positions, but only
-  without a cache; ``check_policy`` proves it at the start on the model at hand.
+  without a cache; where they share tokens a mask of this module's does, which transformers hands to ``sdpa`` as it is.
+  ``check_policy`` proves both at the start on the model at hand.
 - Under LoRA the base is frozen and the adapters are what is trained (``lora.py``); nothing else here differs.
 - Dropout is off: with it the trainer's distribution would not be the engine's.
 
-With ``sdpa``, rows that hold several samples cost a boolean attention mask of R x L x L bytes a micro-batch (tokens
-times the longest sample); ``flash_attention_2`` needs none, and is taken where it is installed and can be used.
+With ``sdpa``, rows that hold several samples cost an attention mask of R x L x L numbers a micro-batch (tokens times
+the length of a row); ``flash_attention_2`` needs none, shares nothing, and is taken where it is installed and can be
+used.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -38,7 +41,8 @@ from prl.config_lora import LoraConfig
 from prl.errors import TrainerError
 from prl.trainer import lora
 from prl.trainer.mesh import make_mesh
-from prl.trainer.microbatch import MicroBatch, pack, scored
+from prl.trainer.microbatch import MicroBatch, attention_mask, pack, scored
+from prl.types import Sample
 
 MAX_LOGITS = 1 << 25
 """Most logits that exist at once: 128 MiB in float32, a few times over while a piece is worked on."""
@@ -53,11 +57,17 @@ class Policy(nn.Module):
         super().__init__()
         self.lm = lm
         self.single_row = lm.config._attn_implementation == "flash_attention_2"  # noqa: SLF001 -- no public name
-        """How micro-batches are best laid out for this model's attention: see ``microbatch``."""
+        """Whether the attention keeps samples apart by itself and takes everything in one row: see ``layout``."""
+        self.pairs_per_token = _pairs_per_token(lm.config)
+        """What a token costs beside attention, in pairs of tokens that attend to one another; 0: none is shared."""
         self.tensors: dict[str, Tensor] = {}
         """Every tensor of a checkpoint by its canonical name: sharded parameters, then persistent buffers."""
         self.adapters: dict[str, lora.Adapter] = {}
         """Sharded, by the name of the tensor that each is added to; empty without LoRA."""
+
+    def pack(self, samples: Sequence[Sample], device: torch.device) -> MicroBatch:
+        """Lay samples out as is best for this model."""
+        return pack(samples, device, single_row=self.single_row, pairs_per_token=self.pairs_per_token)
 
     def forward(
         self, batch: MicroBatch, temperature: float, *, direct: bool = False, entropy_gradient: bool = False
@@ -69,23 +79,30 @@ class Policy(nn.Module):
         asked for: it costs as much again as that of the log-probabilities.
         """
         rows = {"input_ids": batch.token_ids_RL, "position_ids": batch.positions_RL, "use_cache": False}
+        if batch.until_RL is not None:
+            # numbers, not booleans: sdpa would make numbers of those in each layer, and keep them for the backward pass
+            rows["attention_mask"] = attention_mask(batch.until_RL, self.lm.get_input_embeddings().weight.dtype)
         if direct:
-            logits_NV = self.lm(**rows).logits.flatten(0, 1)[batch.at_N]
-            return _judge(logits_NV, batch.targets_N, temperature, entropy_gradient=entropy_gradient)
-        hidden_ND = self.lm.base_model(**rows).last_hidden_state.flatten(0, 1)[batch.at_N]
-        size = max(1, MAX_LOGITS // self.lm.config.vocab_size)
-        pieces = [
-            checkpoint(self._head, hidden, targets, temperature, entropy_gradient=entropy_gradient, use_reentrant=False)
-            for hidden, targets in zip(torch.split(hidden_ND, size), torch.split(batch.targets_N, size), strict=True)
-        ]
-        logprobs, entropies = zip(*pieces, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+            logits_UV = self.lm(**rows).logits.flatten(0, 1)[batch.at_U]
+            logprobs_UK, entropy_U = _judge(logits_UV, batch.targets_UK, temperature, entropy_gradient=entropy_gradient)
+        else:
+            hidden_UD = self.lm.base_model(**rows).last_hidden_state.flatten(0, 1)[batch.at_U]
+            size = max(1, MAX_LOGITS // self.lm.config.vocab_size)
+            judge = partial(checkpoint, self._head, use_reentrant=False)
+            pieces = [
+                judge(hidden, targets, temperature, entropy_gradient=entropy_gradient)
+                for hidden, targets in zip(
+                    torch.split(hidden_UD, size), torch.split(batch.targets_UK, size), strict=True
+                )
+            ]
+            logprobs_UK, entropy_U = (torch.cat(part) for part in zip(*pieces, strict=True))
+        return logprobs_UK.flatten()[batch.slot_N], entropy_U[batch.slot_N // batch.targets_UK.shape[1]]
 
     def _head(
-        self, hidden_ND: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool
+        self, hidden_UD: Tensor, targets_UK: Tensor, temperature: float, *, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         head = self.lm.get_output_embeddings()
-        return _judge(head(hidden_ND), targets_N, temperature, entropy_gradient=entropy_gradient)
+        return _judge(head(hidden_UD), targets_UK, temperature, entropy_gradient=entropy_gradient)
 
     def score(self, batch: MicroBatch, temperature: float, *, direct: bool = False, base: bool = False) -> Tensor:
         """Log-probabilities of ``batch``'s targets, without gradient; ``base``: without adapters."""
@@ -104,19 +121,19 @@ class Policy(nn.Module):
 
 
 def _judge(
-    logits_NV: Tensor, targets_N: Tensor, temperature: float, *, entropy_gradient: bool = False
+    logits_UV: Tensor, targets_UK: Tensor, temperature: float, *, entropy_gradient: bool = False
 ) -> tuple[Tensor, Tensor]:
-    logits_NV = logits_NV.float()
+    logits_UV = logits_UV.float()
     if temperature != 1.0:
-        logits_NV = logits_NV / temperature
-    logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
-    del logits_NV  # nothing else holds it, and at a large vocabulary it counts
-    logprobs_N = logprobs_NV.gather(1, targets_N[:, None])[:, 0]
+        logits_UV = logits_UV / temperature
+    logprobs_UV = torch.log_softmax(logits_UV, dim=-1)
+    del logits_UV  # nothing else holds it, and at a large vocabulary it counts
+    logprobs_UK = logprobs_UV.gather(1, targets_UK)
     # The entropy comes last: a checkpoint computes again what the backward pass needs and nothing behind it.
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # the bound turns 0 * -inf into 0, in the value and in the gradient, where a token's probability is 0
-        entropy_N = -torch.linalg.vecdot(logprobs_NV.exp(), logprobs_NV.clamp(min=MIN_LOGPROB))
-    return logprobs_N, entropy_N
+        entropy_U = -torch.linalg.vecdot(logprobs_UV.exp(), logprobs_UV.clamp(min=MIN_LOGPROB))
+    return logprobs_UK, entropy_U
 
 
 def load_policy(
@@ -164,23 +181,50 @@ def parameters_of(policy: Policy) -> dict[str, Tensor]:
 
 
 def check_policy(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
-    """Prove on two short sequences that packing keeps them apart and that the piecewise head is the model's own.
+    """Prove on short sequences that packing keeps them apart and that the piecewise head is the model's own.
 
-    Every rank must call it. Raises TrainerError where a sequence in a packed row, through the piecewise head, differs
+    Every rank must call it. Where a sequence that shares its beginning with others differs from itself alone, nothing
+    is shared from here on. Raises TrainerError where a sequence in a packed row, through the piecewise head, differs
     from the same sequence alone through the model's own forward pass.
     """
     vocabulary = policy.lm.config.vocab_size
-    parts = [scored([(7 * t + start) % vocabulary for t in range(6)]) for start in (1, 3)]
-    together = policy.score(pack(parts, device, single_row=True), 1.0)
-    alone = torch.cat([policy.score(pack([part], device), 1.0, direct=True) for part in parts])
-    gap = (together - alone).abs().max().item()
     tolerance = 1e-3 if dtype == torch.float32 else 0.25
-    if not gap <= tolerance:
+    one, other = ([(7 * t + start) % vocabulary for t in range(6)] for start in (1, 3))
+
+    def gap(sequences: Sequence[Sequence[int]], **layout: Any) -> float:
+        parts = [scored(each) for each in sequences]
+        together = policy.score(pack(parts, device, **layout), 1.0)
+        alone = torch.cat([policy.score(pack([part], device), 1.0, direct=True) for part in parts])
+        return (together - alone).abs().max().item()
+
+    apart = gap([one, other], single_row=True)
+    if not apart <= tolerance:
         raise TrainerError(
             f"{type(policy.lm).__name__} cannot be trained on packed rows: log-probabilities of two sequences in one"
-            f" row differ by {gap:.3g} from those of each alone (at most {tolerance:g} is accepted). Its layers mix"
+            f" row differ by {apart:.3g} from those of each alone (at most {tolerance:g} is accepted). Its layers mix"
             f" neighbouring sequences, or its head does more than one linear layer"
         )
+    if policy.pairs_per_token:
+        shared = gap([one, one[:3] + other, other, one[:4] + other[:2]], pairs_per_token=policy.pairs_per_token)
+        if not shared <= tolerance:
+            policy.pairs_per_token = 0
+            print(  # noqa: T201 -- the rank's log
+                f"{type(policy.lm).__name__}: log-probabilities differ by {shared:.3g} where sequences share their"
+                f" beginning (at most {tolerance:g} is accepted), so every sequence is computed in full",
+                file=sys.stderr,
+            )
+
+
+def _pairs_per_token(config: Any) -> int:
+    """What ``lay_out`` wants to know; 0 where a mask of this module's would not be all that restricts attention.
+
+    A layer of hidden size D usually takes 12 D^2 multiplications a token and 2 D a pair. Those of a pair are half as
+    fast: with 3 D in place of 6 D a step on a CPU is shortest.
+    """
+    kinds = getattr(config, "layer_types", None)
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    everywhere = set(kinds) == {"full_attention"} if kinds else not any(windows)
+    return 3 * config.hidden_size if everywhere and config._attn_implementation == "sdpa" else 0  # noqa: SLF001 -- see above
 
 
 def _attention(device: torch.device, dtype: torch.dtype) -> str:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from prl.config import Config
 from prl.trainer import lora
-from prl.trainer.microbatch import pack, scored
+from prl.trainer.microbatch import scored
 from prl.trainer.model import Policy, load_policy
 
 
@@ -24,7 +24,7 @@ def rescored(
     scores = []
     for sequence in sequences:
         enough = len(sequence) > 1  # one token predicts nothing
-        batch = pack([scored(sequence)] if enough else [], device, single_row=policy.single_row)
+        batch = policy.pack([scored(sequence)] if enough else [], device)
         logprobs: list[float] = policy.score(batch, temperature).tolist()
         scores.append(logprobs if enough else [])
     return scores

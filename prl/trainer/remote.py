@@ -1,13 +1,12 @@
 """The real trainer, seen from the controller: ranks under torchrun, spoken to over sockets. Imports no torch.
 
-Invariants:
+Invariants, besides those of ``commands.py``:
 
-- Every wait has the deadline of its config key, and every way a rank can fail ends as an error that names the rank, the
-  command it was in and the last lines of its log, within seconds.
-- One command at a time. A command that was interrupted leaves the ranks in the middle of it, so the only thing left to
-  do is ``close``: to ``failed`` it is a death.
 - Before ``open`` raises, every process it started is gone. ``close`` is bounded: a healthy trainer leaves by itself,
   any other is killed.
+- Ranks that loaded different things are refused before anything is asked of them. What they are given in a step is what
+  the batch's plan says, and what they say of it comes back in the batch's order.
+- Only the ranks of a run's first start that others started are waited for anew when one dies as it loads.
 """
 
 from __future__ import annotations
@@ -16,38 +15,25 @@ import asyncio
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from prl.config import Config
-from prl.deadlines import awake_timeout
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
-from prl.process import Child, tail
 from prl.trainer import launch, protocol
 from prl.trainer.base import LOGPROB_BYTES, TrainerReady, TrainReport
-from prl.trainer.external import gather_external
-from prl.trainer.ranks import RankFailure, Ranks
+from prl.trainer.commands import Commands, R
+from prl.trainer.external import External
+from prl.trainer.gathering import Gathering
+from prl.trainer.ranks import Ranks
 from prl.trainer.shared_folder import witness
+from prl.trainer.torchrun import Torchrun
 from prl.types import Batch, WeightGroup, WeightUpdate
-from prl.waits import waiting
-
-R = TypeVar(
-    "R",
-    protocol.Ready,
-    protocol.Trained,
-    protocol.Scored,
-    protocol.Rescored,
-    protocol.Written,
-    protocol.Meeting,
-    protocol.Done,
-)
 
 _GRACE_S = 5.0
-_REPORT_S = 2.0
 
 
 class FsdpTrainer:
@@ -65,30 +51,23 @@ class FsdpTrainer:
         self, config: Config, model: str, run_dir: Path, resume: Path | None, *, is_restart: bool = False
     ) -> None:
         self._config, self._model, self._resume = config, model, resume
-        self._max_deaths = 0 if is_restart else config.trainer.max_restarts
-        self._logs = run_dir / "logs"
-        self._torchrun_log = self._logs / "trainer.log"
-        self._is_external = config.trainer.launch == "external"
+        self._run_dir = run_dir
         self._address = launch.split_address(config.trainer.listen)
-        self._ranks = Ranks(config.trainer.num_ranks, launch.make_token(config))
-        self._child: Child | None = None
-        self._under_way: str | None = None
-        self._interrupted = asyncio.Event()
-        """The ranks were left in the middle of the command under way: nothing can be asked of them any more."""
+        self._token = launch.make_token(config)
+        self._launched: Torchrun | External
+        if config.trainer.launch == "external":
+            self._launched, self._max_deaths = External(config), 0 if is_restart else config.trainer.max_restarts
+        else:
+            self._launched, self._max_deaths = Torchrun(config, run_dir / "logs"), 0
+        self._expect_ranks()
         self._closed = False
         self._skipped_in_a_row = 0
-        self._totals = {"busy_s": 0.0, "steps": 0.0, "skipped": 0.0, "tokens_trained": 0.0}
+        self._totals = {"steps": 0.0, "skipped": 0.0, "tokens_trained": 0.0}
 
     async def open(self) -> TrainerReady:
         """Start the ranks, or wait for those started by hand, and load the model."""
-        clock = asyncio.get_running_loop().time
-        began_at = clock()
         try:
-            if self._is_external:
-                replies = await self._load_external()
-            else:
-                await self._start_ranks(self._ranks.listen(*self._address))
-                replies = await self._load(self._config.trainer.start_timeout_s - (clock() - began_at))
+            replies = await self._start()
         except BaseException:
             await self.close()
             raise
@@ -125,7 +104,7 @@ class FsdpTrainer:
             )
             for microbatches in batch.plan
         ]
-        trained = await self._ask(f"train step {batch.step}", protocol.Trained, commands)
+        trained = await self._commands.ask(f"train step {batch.step}", protocol.Trained, commands)
         logprobs = in_order(batch, [reply.report.logprobs for reply in trained]) if batch.with_logprobs else []
         phases = [phases for reply in trained for phases in reply.report.phases]
         return self._counted(msgspec.structs.replace(trained[0].report, logprobs=logprobs, phases=phases))
@@ -136,7 +115,7 @@ class FsdpTrainer:
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Log-probability at temperature 1 of each token after the first (length L - 1)."""
-        replies = await self._ask("score", protocol.Scored, self._to_all(protocol.Score(token_ids=token_ids)))
+        replies = await self._commands.ask("score", protocol.Scored, self._to_all(protocol.Score(token_ids=token_ids)))
         return replies[0].logprobs
 
     async def rescore(
@@ -144,11 +123,11 @@ class FsdpTrainer:
     ) -> list[list[float]]:
         """Log-probability of each token after the first, by sequence."""
         command = protocol.Rescore(sequences=sequences, temperature=temperature, dtype=dtype)
-        return (await self._ask("rescore", protocol.Rescored, self._to_all(command)))[0].logprobs
+        return (await self._commands.ask("rescore", protocol.Rescored, self._to_all(command)))[0].logprobs
 
     async def nudge(self, names: list[str], scale: float) -> None:
         """Change the named tensors by noise of ``scale`` times their size, as the next version."""
-        await self._ask("nudge", protocol.Done, self._to_all(protocol.Nudge(names=names, scale=scale)))
+        await self._commands.ask("nudge", protocol.Done, self._to_all(protocol.Nudge(names=names, scale=scale)))
 
     async def save(self, folder: Path, state: dict[str, Any]) -> None:
         """Write a complete checkpoint to ``folder`` atomically. Raises OSError where the disk does not take it."""
@@ -163,35 +142,53 @@ class FsdpTrainer:
 
         Ranks that were left in the middle of a command are as good as dead.
         """
-        await _first(self._ranks.watch(self._config.trainer.heartbeat_timeout_s), self._interrupted.wait())
-        if not self._ranks.any_ended.is_set():
-            return f"the trainer was interrupted {self._under_way}"
-        return await self._describe(RankFailure(self._ranks.ends[0], None), self._under_way or "no command")
+        return await self._commands.failed()
 
     def statistics(self) -> dict[str, float]:
         """Busy seconds and counters since the start."""
-        return dict(self._totals)
+        return {"busy_s": self._commands.busy_s, **self._totals}
 
     async def close(self) -> None:
         """End every rank: by word if it listens, by force if not."""
         if self._closed:
             return
-        self._closed = True
-        healthy = self._under_way is None and not self._ranks.any_ended.is_set() and not self._ranks.missing()
+        self._closed, healthy = True, self._commands.are_idle
+        self._commands.close()
         try:
             if healthy:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_GRACE_S):
                         await self._ranks.shut_down()
-                        await (self._child.ended() if self._child is not None else self._ranks.all_ended.wait())
+                        await self._launched.ended(self._ranks)
         finally:
+            self._gathering.close()
             self._ranks.close()
-            if self._child is not None:
-                await self._child.stop(_GRACE_S if healthy else 0.0)
+            await self._launched.stop(_GRACE_S if healthy else 0.0)
+
+    def _expect_ranks(self) -> None:
+        self._ranks = Ranks(self._config.trainer.num_ranks)
+        self._gathering = Gathering(self._ranks, self._token)
+        self._commands = Commands(self._config, self._ranks, self._launched)
+
+    async def _start(self) -> list[protocol.Ready]:
+        """Get every rank here and let it load; those that die of it are waited for anew, as often as they may."""
+        death, num_deaths = None, 0
+        while True:
+            address = self._gathering.listen(*self._address)
+            took_s = await self._launched.gather(self._gathering, address, death)
+            try:
+                return await self._load(self._config.trainer.start_timeout_s - took_s)
+            except TrainerDeadError as error:
+                num_deaths += 1
+                if num_deaths > self._max_deaths or not self._ranks.any_ended.is_set():
+                    raise
+                death = error
+            self._ranks.close()  # the others leave, too, and come back with it
+            self._expect_ranks()
 
     async def _load(self, timeout_s: float) -> list[protocol.Ready]:
         """Let every rank load the model; those on other hosts must see the run folder first."""
-        is_there = contextlib.nullcontext() if not self._is_external else witness(self._logs.parent)
+        is_there = witness(self._run_dir) if self._launched.spans_hosts else contextlib.nullcontext()
         with is_there as seen:
             setup = protocol.Setup(
                 config=self._config,
@@ -200,50 +197,9 @@ class FsdpTrainer:
                 start=secrets.token_hex(8),
                 witness=seen,
             )
-            return await self._ask(
-                "start", protocol.Ready, [setup] * self._ranks.num_ranks, timeout_s, "trainer.start_timeout_s"
+            return await self._commands.ask(
+                "start", protocol.Ready, self._to_all(setup), timeout_s, "trainer.start_timeout_s"
             )
-
-    async def _load_external(self) -> list[protocol.Ready]:
-        """The same for ranks that others start; those that die of a run's first start are waited for anew."""
-        trainer = self._config.trainer
-        death: TrainerDeadError | None = None
-        for _ in range(1 + self._max_deaths):
-            address = self._ranks.listen(*self._address)
-            await gather_external(self._ranks, self._config, address, after=death)
-            try:
-                return await self._load(trainer.start_timeout_s)
-            except TrainerDeadError as error:
-                if not self._ranks.any_ended.is_set():
-                    raise
-                death = error
-            self._ranks.close()  # the others leave, too, and come back with it
-            self._ranks, self._under_way = Ranks(trainer.num_ranks, self._ranks.token), None
-        assert death is not None
-        raise death
-
-    async def _start_ranks(self, address: str) -> None:
-        """Start torchrun and get every rank to connect."""
-        trainer = self._config.trainer
-        timeout_s = trainer.start_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                with waiting("the trainer", self._missing, limit_s=timeout_s):
-                    command = launch.torchrun_command(trainer.num_ranks)
-                    environment = await asyncio.to_thread(
-                        launch.environment, self._config, address, self._ranks.token, self._logs
-                    )
-                    self._child = await Child.start("the trainer", command, self._torchrun_log, environment)
-                    problem = await _first(self._ranks.gather(), self._child.ended())
-        except TimeoutError:
-            raise TrainerError(
-                f"trainer {self._missing()} within trainer.start_timeout_s = {timeout_s:g} s{self._last_lines()}"
-            ) from None
-        if problem is not None:
-            raise TrainerError(f"the trainer did not start: {problem}")
-
-    def _missing(self) -> str:
-        return f"{launch.named(self._ranks.missing())} of {self._ranks.num_ranks} did not connect"
 
     async def _sync(self, what: str, command: protocol.Command) -> None:
         """A command of the weight transfer that has no result."""
@@ -256,64 +212,20 @@ class FsdpTrainer:
         """
         timeout_s = self._config.weights.timeout_s
         try:
-            return await self._ask(what, kind, self._to_all(command), timeout_s, "weights.timeout_s")
+            return await self._commands.ask(what, kind, self._to_all(command), timeout_s, "weights.timeout_s")
         except TrainerError as error:
             raise WeightSyncError(f"the trainer's side failed: {error}") from error
 
     async def _write(self, what: str, command: protocol.Command) -> None:
         """A command that writes: what the disk said to a rank is raised here, and the ranks go on."""
-        replies = await self._ask(what, protocol.Written, self._to_all(command))
+        replies = await self._commands.ask(what, protocol.Written, self._to_all(command))
         said = [(rank, reply) for rank, reply in enumerate(replies) if reply.errno]
         if said:
             rank, reply = next((each for each in said if each[1].error), said[0])
             raise OSError(reply.errno, f"{os.strerror(reply.errno)} (trainer rank {rank}: {reply.error})")
 
-    def _to_all(self, command: protocol.Command) -> list[protocol.Command]:
+    def _to_all(self, command: protocol.Setup | protocol.Command) -> list[protocol.Setup | protocol.Command]:
         return [command] * self._ranks.num_ranks
-
-    async def _ask(
-        self,
-        what: str,
-        kind: type[R],
-        commands: Sequence[protocol.Setup | protocol.Command],
-        timeout_s: float | None = None,
-        key: str = "trainer.step_timeout_s",
-    ) -> list[R]:
-        """One command to every rank; returns their replies, all of type ``kind``."""
-        if self._interrupted.is_set():
-            raise TrainerDeadError(f"cannot {what}: the trainer was interrupted {self._under_way}")
-        if self._closed or self._under_way is not None:
-            raise TrainerError(
-                f"cannot {what}: the trainer is {self._under_way or 'closed'}; it takes one command at a time"
-            )
-        self._under_way = f"in {what!r}"
-        timeout_s = self._config.trainer.step_timeout_s if timeout_s is None else timeout_s
-        started = time.monotonic()
-        try:
-            async with awake_timeout(timeout_s):
-                with waiting("the trainer", what, limit_s=timeout_s):
-                    outcome = await self._ranks.ask(commands, what)
-        except asyncio.CancelledError:
-            self._interrupted.set()
-            raise
-        except TimeoutError:
-            self._interrupted.set()
-            raise TrainerDeadError(
-                f"the trainer did not finish {what!r} within {key} = {timeout_s:g} s{self._last_lines()}"
-            ) from None
-        if isinstance(outcome, RankFailure):
-            described = await self._describe(outcome, self._under_way)
-            if outcome.in_step and isinstance(commands[0], protocol.Meet | protocol.Connect | protocol.Publish):
-                self._under_way = None
-            error = TrainerDeadError if outcome.failed is None else TrainerError
-            raise error(described)
-        if kind is not protocol.Ready:
-            self._totals["busy_s"] += time.monotonic() - started
-        replies = [reply for reply in outcome if isinstance(reply, kind)]
-        if len(replies) != len(commands):
-            raise TrainerError(f"a rank answered {what!r} with {[type(reply).__name__ for reply in outcome]}")
-        self._under_way = None
-        return replies
 
     def _counted(self, report: TrainReport) -> TrainReport:
         self._totals["steps"] += 1
@@ -327,31 +239,6 @@ class FsdpTrainer:
                 f" (trainer.max_skipped_steps); lower trainer.learning_rate or look at the rewards"
             )
         return report
-
-    async def _describe(self, failure: RankFailure, when: str) -> str:
-        """One paragraph about a rank that failed or died."""
-        where = f" on {self._ranks.host(failure.rank)}" if self._is_external and self._ranks.host(failure.rank) else ""
-        name = f"trainer rank {failure.rank} (pid {self._ranks.pid(failure.rank)}{where})"
-        if failure.failed is not None:
-            details = f"\n{failure.failed.traceback}" if failure.failed.traceback else ""
-            return f"{name} failed {when}: {failure.failed.error}{details}"
-        if failure.rank in self._ranks.hung:
-            limit = f"trainer.heartbeat_timeout_s = {self._config.trainer.heartbeat_timeout_s:g} s"
-            return f"{name} hangs {when}: no sign of life for {limit}{self._last_lines(failure.rank)}"
-        how = None
-        if self._child is not None:
-            with contextlib.suppress(TimeoutError):  # torchrun writes how the rank ended, and ends
-                async with asyncio.timeout(_REPORT_S):
-                    await self._child.ended()
-            how = launch.how_it_ended(self._torchrun_log, self._ranks.pid(failure.rank))
-        return f"{name} {how or 'died'} {when}{self._last_lines(failure.rank)}"
-
-    def _last_lines(self, rank: int | None = None) -> str:
-        """The end of a rank's log, or of torchrun's."""
-        if self._child is None:
-            return "; look at the output of the torchrun that you started"
-        log = self._torchrun_log if rank is None else launch.rank_log(self._logs, rank)
-        return f"; last lines of {log}:\n{tail(log)}"
 
 
 def in_order(batch: Batch, by_rank: Sequence[list[bytes]]) -> list[bytes]:
@@ -368,16 +255,6 @@ def in_order(batch: Batch, by_rank: Sequence[list[bytes]]) -> list[bytes]:
         for index, logprobs in zip(indices, of_rank, strict=True):
             in_order[index] = logprobs
     return in_order
-
-
-async def _first(one: Any, other: Any) -> Any:
-    """The result of whichever coroutine ends first; the other is cancelled."""
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one), group.create_task(other)]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            task.cancel()
-    return done.pop().result()
 
 
 def _model_path(model: str) -> str:

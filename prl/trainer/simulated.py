@@ -5,20 +5,14 @@ Invariants:
 - Version v + 1 is a function of version v and the batch of step v, so two runs trained on the same batches in the same
   order exactly when their digests are equal. A batch for another step is refused.
 - It keeps every batch it trained on with the version it was trained on, for whoever compares runs.
-- Ratio, divergence and loss are those of the simulated model under its current weights: on policy the ratio is 1.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
-import struct
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,7 +23,8 @@ from prl.network import LOOPBACK
 from prl.process import free_port
 from prl.simulation import CHECKPOINT, MANIFEST, CallFault, CallFaults, Meeting, learn, sequence_logprobs
 from prl.trainer import checkpoint
-from prl.trainer.base import LOG_RATIO_EDGES, TrainerReady, TrainReport
+from prl.trainer.base import TrainerReady, TrainReport
+from prl.trainer.simulated_report import report_of
 from prl.types import Batch, WeightGroup, WeightUpdate
 from prl.waits import waiting
 
@@ -117,7 +112,7 @@ class SimulatedTrainer:
             num_tokens = sum(sum(sample.loss_mask) for sample in batch.samples)
             train_s = self._step_s + self._per_token_s * num_tokens
             await self._work(train_s)
-            report = self._report(batch, num_tokens, train_s, skipped=skipped)
+            report = report_of(batch, self.weights, lr=self._learning_rate, train_s=train_s, skipped=skipped)
             self.trained.append((self.step, batch))
             self.weights = self.weights if skipped else learn(self.weights, batch.samples)
             self.step += 1
@@ -238,41 +233,6 @@ class SimulatedTrainer:
         if self._death is None:
             self._death = reason
             self._died.set()
-
-    def _report(self, batch: Batch, num_tokens: int, train_s: float, *, skipped: bool) -> TrainReport:
-        log_ratios, fresh, logprobs, loss, squares = [], [], list[bytes](), 0.0, 0.0
-        for sample in batch.samples:
-            current = [0.0, *sequence_logprobs(self.weights, sample.token_ids)]
-            rows = zip(sample.loss_mask, current, sample.logprobs, sample.advantages, strict=True)
-            for _, pi, mu, advantage in (row for row in rows if row[0]):
-                log_ratios.append(pi - mu)
-                loss -= advantage * pi / batch.num_sequences
-                squares += advantage**2
-            trained = [pi for pi, mask in zip(current, sample.loss_mask, strict=True) if mask]
-            logprobs.append(struct.pack(f"<{len(trained)}f", *trained))
-            versions = compress(sample.versions, sample.loss_mask)
-            fresh += [version == self.step for version in versions]
-        ratios = [math.exp(r) for r in log_ratios]
-        count = max(1, num_tokens)
-        bins = Counter(bisect_right(LOG_RATIO_EDGES, log_ratio) for log_ratio in log_ratios)
-        return TrainReport(
-            step=self.step,
-            loss=math.nan if skipped else loss,
-            grad_norm=math.nan if skipped else math.sqrt(squares),
-            lr=self._learning_rate,
-            ess=sum(ratios) ** 2 / (count * sum(r * r for r in ratios)) if ratios else 1.0,
-            kl_behaviour=-sum(log_ratios) / count,
-            clip_frac=0.0,
-            entropy=0.0,
-            tokens_trained=num_tokens,
-            gap_mean=sum(map(abs, log_ratios)) / num_tokens if num_tokens else None,
-            tokens_fresh=sum(fresh),
-            gap_fresh=sum(map(abs, compress(log_ratios, fresh))) / sum(fresh) if any(fresh) else None,
-            ratio_histogram=[bins[index] for index in range(len(LOG_RATIO_EDGES) + 1)],
-            logprobs=logprobs if batch.with_logprobs else [],
-            skipped=skipped,
-            train_s=train_s,
-        )
 
     def _resume(self, folder: Path) -> dict[str, Any]:
         try:

@@ -32,6 +32,7 @@ MAX_STARTS = 3
 """Times in a row that the process may end within ``STEADY_S``."""
 STEADY_S = 60.0
 _STOP_GRACE_S = 1.0
+_WRITE_GRACE_S = 2.0
 _FEW_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 log = get_logger(__name__)
@@ -88,12 +89,14 @@ class Page:
         if self._socket is None or self.url is None:
             return
         place = Place(url=self.url, pid=os.getpid(), host=socket.gethostname())
+        writing = asyncio.get_running_loop().run_in_executor(None, _write, self._run_dir, place)
         try:
-            await asyncio.to_thread(_write, self._run_dir, place)
+            await asyncio.shield(writing)
             await self._keep(self._socket)
         except Exception as error:  # noqa: BLE001 -- whatever it is, the run goes on without a page
             log.warning("the page of the run is gone", why=f"{type(error).__name__}: {error}")
         finally:
+            await asyncio.wait([writing], timeout=_WRITE_GRACE_S)  # of a run that ends at once
             self.close()
             _remove(self._run_dir, place)
 

@@ -39,11 +39,14 @@ class RunLine(msgspec.Struct, kw_only=True):
     """Unix seconds; of its last line."""
     reward_last: float | None
     eval_last: float | None
+    eval_is_accuracy: bool
+    """Whether that is a share of right answers, and not the mean of other rewards."""
 
 
 class _Step(msgspec.Struct):
     step: int
     reward_mean: float | None = None
+    is_accuracy: bool = False
     complete: bool = True
 
 
@@ -94,6 +97,7 @@ def read_line(name: str, path: Path) -> RunLine:
         updated=updated(path) or None,
         reward_last=None if step is None else step.reward_mean,
         eval_last=None if evaluation is None else evaluation.reward_mean,
+        eval_is_accuracy=evaluation is not None and evaluation.is_accuracy,
     )
 
 

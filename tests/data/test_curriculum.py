@@ -18,6 +18,7 @@ from prl.config import Config, PipelineConfig, RewardConfig, RunConfig
 from prl.config_data import CurriculumConfig, DataConfig
 from prl.data.curriculum import Curriculum, Rates
 from prl.data.mix import Place
+from prl.journal_segment import Segment
 from prl.ledger import Ledger
 from prl.models import resolve_model
 from prl.prompts import open_source
@@ -119,7 +120,7 @@ def replayed(config: Config, run: Path) -> None:
     decided = Counter[str]()
     for _, path in journal.segments(run / "journal"):
         ledger = Ledger()
-        for record in journal._records(path, [], is_newest=True):
+        for record in Segment(path).records():
             if isinstance(record, Left) and record.reason in {"too_easy", "too_hard"}:
                 source.follow(ledger.solve_rates)
                 assert source._at(record.prompt_id) == record.reason

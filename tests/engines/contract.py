@@ -34,7 +34,10 @@ class Subject(abc.ABC):
         max_num_seqs: how many streams it runs at once; small, so that the tests can exceed it.
         long: tokens that one stream may have at most; enough to last for five pushes.
         version: the version it serves.
+        num_copies: of the model, that sample behind it each by itself.
     """
+
+    num_copies = 1
 
     def __init__(self, engine: Engine, *, prompt: list[int], max_num_seqs: int, long: int) -> None:
         self.engine, self.prompt, self.max_num_seqs, self.long = engine, prompt, max_num_seqs, long
@@ -79,6 +82,16 @@ class Subject(abc.ABC):
     def version_of(self, token: int) -> int | None:
         """The version that sampled ``token``, where the weights are such that it can be read off; else None."""
         return None
+
+    async def scores(self, token_ids: list[int]) -> list[list[float]]:
+        """What each copy of the model says of the tokens after the first."""
+        told, length = await self.engine.score(token_ids), len(token_ids) - 1
+        assert len(told) == self.num_copies * length
+        return [told[copy * length : (copy + 1) * length] for copy in range(self.num_copies)]
+
+    async def sampled_by_copy(self) -> list[int]:
+        """Tokens that each copy has sampled so far."""
+        return [self.engine.statistics().tokens_generated]
 
     async def sample(self, decoding: Decoding, prompt: list[int] | None = None) -> Stream:
         """One stream to its end."""

@@ -27,7 +27,13 @@ class FakeServer:
         self.engine: str | None = "GlooTransferEngine"
         self.vocab_size = 320
         self.logprobs_are_raw = False
+        self.num_ranks, self.num_ranks_here = 1, 1
+        """Data-parallel ranks, in all and behind this address."""
+        self.score_of = [-1.0, -1.0]
+        """What each says of every token."""
         self.label, self.paused, self.is_update_open = "default", False, False
+        self.disagrees: asyncio.Event | None = None
+        """Its ranks are met between two versions by the next question for their label; until when it is answered."""
         self.is_vllm = True
         self.calls: list[str] = []
         """Paths that were asked, in order, without those of the watch."""
@@ -101,12 +107,18 @@ class FakeServer:
             self.calls.append(path)
         if not self.is_vllm:
             return web.Response(text="<html>", content_type="text/html")
+        if path == "/weight_info" and (until := self.disagrees) is not None:
+            self.disagrees = None
+            self._tell()
+            await until.wait()
+            return _failed("Engines returned different get_weight_version results: ['x/0', 'x/1']")
         if self.key and path.startswith(("/v1", "/inference")) and key != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         body = json.loads(await request.read() or b"null")
         if path == "/inference/v1/generate":
             return await self._generate(request, body)
-        answer = self._plain(path) or (self._dev(path, body) if self.has_dev_mode else None)
+        includes_dp = request.query.get("include_dp") != "false"
+        answer = self._plain(path) or (self._dev(path, body, includes_dp=includes_dp) if self.has_dev_mode else None)
         return answer or web.json_response({"detail": "Not Found"}, status=404)
 
     def _plain(self, path: str) -> web.Response | None:
@@ -120,7 +132,7 @@ class FakeServer:
                 return web.json_response({"data": [served]})
         return None
 
-    def _dev(self, path: str, body: Any) -> web.Response | None:  # noqa: C901, PLR0911, PLR0912 -- one case a route
+    def _dev(self, path: str, body: Any, *, includes_dp: bool) -> web.Response | None:  # noqa: C901, PLR0911, PLR0912 -- one case a route
         match path:
             case "/is_paused":
                 return web.json_response({"is_paused": self.paused})
@@ -128,7 +140,7 @@ class FakeServer:
                 self.paused = path == "/pause"
                 return web.json_response({})
             case "/get_world_size":
-                return web.json_response({"world_size": 2})
+                return web.json_response({"world_size": 2 * self.num_ranks if includes_dp else 2})
             case "/weight_info":
                 return web.json_response({"weight_version": self.label})
             case "/update_weight_version":
@@ -167,7 +179,11 @@ class FakeServer:
             return web.json_response({"error": {"message": "Scale-out endpoints are disabled."}}, status=403)
         sampling = body["sampling_params"]
         if not body.get("stream"):
-            scores = [None, *({str(token): {"logprob": -1.0}} for token in body["token_ids"][1:])]
+            rank = int(request.headers.get("X-data-parallel-rank", 0))
+            if rank >= self.num_ranks_here:
+                message = f"data_parallel_rank {rank} is out of range [0, {self.num_ranks_here})."
+                return web.json_response({"error": {"message": message, "code": 400}}, status=400)
+            scores = [None, *({str(token): {"logprob": self.score_of[rank]}} for token in body["token_ids"][1:])]
             return web.json_response({"prompt_logprobs": scores})
         self.salts.append(body["cache_salt"])
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -38,7 +38,7 @@ async def break_off(engine: Engine, manifest: Sequence[TensorSpec], version: int
         transport="gloo",
         address="127.0.0.1",
         port=free_port("127.0.0.1"),
-        world_size=2,
+        world_size=1 + engine.num_workers,
         timeout_s=DEADLINE_S,
         bucket_bytes=BUCKET_BYTES,
     )

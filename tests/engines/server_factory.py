@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -37,12 +38,17 @@ KEY_VARIABLE = "PRL_TEST_ENGINE_KEY"
 KEY = "a-key-of-the-tests"
 
 
-async def start_server(model: Path, log: Path, *, port: int, max_num_seqs: int = MAX_NUM_SEQS) -> Child:
-    """Start one, as ``prl engines command`` says, and return at once: the engine waits until it answers."""
+async def start_server(
+    model: Path, log: Path, *, port: int, max_num_seqs: int = MAX_NUM_SEQS, more: Sequence[str] = ()
+) -> Child:
+    """Start one, as ``prl engines command`` says, and return at once: the engine waits until it answers.
+
+    ``more`` are flags besides.
+    """
     config = EngineConfig(max_num_seqs=max_num_seqs, max_model_len=1024)
     command = server_command(str(model), config, "gloo", host="127.0.0.1", port=port)
     here = {KEY_ON_SERVER: KEY, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return await Child.start("server", command, log, server_environment(config) | here)
+    return await Child.start("server", [*command, *more], log, server_environment(config) | here)
 
 
 def server_engine(
@@ -69,7 +75,17 @@ def server_engine(
 
 
 class ServerSubject(TrainedSubject):
-    """Its tokens tell the version that sampled them."""
+    """Its tokens tell the version that sampled them; behind it are two data-parallel ranks."""
+
+    num_copies = 2
+
+    async def sampled_by_copy(self) -> list[int]:
+        """As the server counts them, by rank."""
+        assert isinstance(self.engine, ServerEngine)
+        async with self.engine._link.request("GET", "/metrics", b"") as response:
+            told = (await response.read()).decode()
+        counts = re.findall(r'^vllm:generation_tokens_total\{engine="(\d+)".*\} (\S+)$', told, re.MULTILINE)
+        return [int(float(count)) for _, count in sorted(counts)]
 
     def version_of(self, token: int) -> int | None:
         """What ``readable`` weights of each version sample."""
@@ -82,9 +98,19 @@ def make_readable(model: Any, version: int) -> None:
     perturb(model, "", by=1e-4)
 
 
+async def opened(engine: ServerEngine, server: Child) -> None:
+    """Open the engine as soon as the server answers; what the server said if it ends before."""
+    async with asyncio.TaskGroup() as tasks:
+        opening = tasks.create_task(engine.open())
+        ending = tasks.create_task(server.ended())
+        await asyncio.wait([opening, ending], return_when=asyncio.FIRST_COMPLETED)
+        assert not ending.done(), ending.result()
+        ending.cancel()
+
+
 @asynccontextmanager
 async def subject(folder: Path) -> AsyncIterator[Subject]:
-    """An engine on a tied model, streaming every second step."""
+    """An engine on two data-parallel ranks of a tied model, streaming every second step."""
     pytest.importorskip("vllm")
     if not is_cpu_build():
         pytest.skip("the arguments are those of a CPU")
@@ -94,15 +120,11 @@ async def subject(folder: Path) -> AsyncIterator[Subject]:
     port = free_port("127.0.0.1")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(KEY_VARIABLE, KEY)
-        server = await start_server(folder / "model", folder / "server.log", port=port)
+        ranks = ("--data-parallel-size", str(ServerSubject.num_copies))
+        server = await start_server(folder / "model", folder / "server.log", port=port, more=ranks)
         engine = server_engine(f"http://127.0.0.1:{port}", folder / "model", stream_interval=2)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                opening = tasks.create_task(engine.open())
-                ending = tasks.create_task(server.ended())
-                await asyncio.wait([opening, ending], return_when=asyncio.FIRST_COMPLETED)
-                assert not ending.done(), ending.result()
-                ending.cancel()
+            await opened(engine, server)
             trainer = await Trainer.connect([engine], model)
             made = ServerSubject(trainer, make_readable, partial(os.killpg, server.pid, signal.SIGKILL))
             yield made

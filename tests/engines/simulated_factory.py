@@ -9,7 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from prl.engines.base import Decoding
-from prl.engines.simulated import FIRST_VERSION_TOKEN, Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import FIRST_VERSION_TOKEN, Script
 from prl.simulation import MANIFEST, Meeting
 from prl.types import WeightGroup, WeightUpdate
 from tests.engines.contract import Subject

@@ -15,8 +15,10 @@ import prl
 from prl import journal, virtual_time
 from prl.config import Config
 from prl.engines.seat import EngineStatus
-from prl.engines.simulated import CallFault, Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from prl.engines.tally import Tally
+from prl.simulation import CallFault
 from tests.engines.test_seats import Scripts, config_of, lines, scripts
 from tests.test_pipeline import take_steps
 

@@ -93,9 +93,9 @@ async def test_greedy_is_deterministic(subject: Subject) -> None:
 async def test_score_agrees_with_sampling(subject: Subject) -> None:
     """``score`` gives L - 1 numbers; those of sampled tokens are what sampling them said at temperature 1."""
     stream = await subject.sample(sampling(12))
-    scores = await subject.engine.score(subject.prompt + stream.token_ids)
-    assert len(scores) == len(subject.prompt) + 12 - 1
-    assert scores[-12:] == pytest.approx(stream.logprobs, abs=1e-3)
+    for scores in await subject.scores(subject.prompt + stream.token_ids):
+        assert len(scores) == len(subject.prompt) + 12 - 1
+        assert scores[-12:] == pytest.approx(stream.logprobs, abs=1e-3)
 
 
 async def test_more_streams_than_run_at_once(subject: Subject) -> None:
@@ -107,9 +107,21 @@ async def test_more_streams_than_run_at_once(subject: Subject) -> None:
     assert subject.engine.statistics().running == 0
 
 
+async def test_streams_are_spread_over_the_copies(subject: Subject) -> None:
+    """Where several copies of the model sample behind an engine, all of them do; what they sample is counted once."""
+    before = await subject.sampled_by_copy()
+    async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as group:
+        for _ in range(subject.max_num_seqs):
+            group.create_task(subject.sample(sampling(40)))
+    sampled = [now - then for now, then in zip(await subject.sampled_by_copy(), before, strict=True)]
+    assert len(sampled) == subject.num_copies
+    assert sum(sampled) == 40 * subject.max_num_seqs
+    assert min(sampled) > 0
+
+
 async def test_pushes_in_flight_lose_nothing(subject: Subject) -> None:
     """Streams stay open across five pushes: no token is lost, each has its version's stamp, versions never decrease."""
-    streams = [Stream() for _ in range(3)]
+    streams = [Stream() for _ in range(4)]
     first = subject.version
 
     async def consume(stream: Stream) -> None:
@@ -131,13 +143,14 @@ async def test_pushes_in_flight_lose_nothing(subject: Subject) -> None:
 
 
 async def test_new_stream_has_the_new_version_only(subject: Subject) -> None:
-    """After a push a new stream is sampled by the new version from its first token on."""
-    before = await subject.engine.score(subject.prompt)
+    """After a push a new stream is sampled by the new version from its first token on, whichever copy samples it."""
+    before = await subject.scores(subject.prompt)
     await subject.push(subject.version + 1)
     stream = await subject.sample(sampling(8))
     assert stream.versions == [subject.version] * 8
     assert subject.engine.statistics().version == subject.version
-    assert await subject.engine.score(subject.prompt) != before
+    for now, then in zip(await subject.scores(subject.prompt), before, strict=True):
+        assert now != then
 
 
 async def test_pause_stops_tokens_and_resume_goes_on(subject: Subject) -> None:
@@ -183,12 +196,15 @@ async def test_load_needs_a_pause(subject: Subject) -> None:
 
 
 async def test_failed_load_refuses_until_a_good_one(subject: Subject) -> None:
-    """After a load that failed no stream is served, until a load has succeeded."""
+    """After a load that failed no stream is served, until a load has succeeded; nor does it go on."""
     await subject.engine.pause()
     with pytest.raises((EngineError, WeightSyncError)):
         await subject.failing_transfer(subject.version + 1)
     with pytest.raises(EngineError):
         await subject.sample(sampling(4))
+    with pytest.raises(EngineError):
+        await subject.engine.resume()
+    assert subject.engine.statistics().paused
     await subject.push(subject.version + 1)
     stream = await subject.sample(sampling(4))
     assert stream.versions == [subject.version] * 4
@@ -219,15 +235,17 @@ async def test_a_swap_is_between_two_tokens(subject: Subject) -> None:
 async def test_a_transfer_that_breaks_off_is_dropped_whole(subject: Subject) -> None:
     """The trainer is killed between two buckets: the engine goes on with the old weights, all of them, and says so."""
     probe = [*subject.prompt, *subject.prompt]
-    before = await subject.engine.score(probe)
+    before = await subject.scores(probe)
     await subject.break_off(subject.version + 1)
     stream = await subject.sample(sampling(TOKENS_BETWEEN_PUSHES))
     assert stream.versions == [subject.version] * TOKENS_BETWEEN_PUSHES
-    assert await subject.engine.score(probe) == pytest.approx(before, abs=1e-6)
+    for now, then in zip(await subject.scores(probe), before, strict=True):
+        assert now == pytest.approx(then, abs=1e-6)
     assert not subject.engine.statistics().paused
     await subject.reconnect()
     await subject.push(subject.version + 1)
-    assert await subject.engine.score(probe) != pytest.approx(before, abs=1e-6)
+    for now, then in zip(await subject.scores(probe), before, strict=True):
+        assert now != pytest.approx(then, abs=1e-6)
 
 
 async def test_early_close_frees_the_stream(subject: Subject) -> None:

@@ -107,6 +107,19 @@ async def test_host_that_gives_no_token_is_killed(tmp_path: Path) -> None:
             await sampled(engine, KEEP_SILENT)
 
 
+async def test_a_bug_in_reading_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong where tokens are taken is an end with that reason, and no wait for who reads no more."""
+
+    def broken(*_: Any) -> None:
+        raise KeyError("bug")
+
+    async with opened(tmp_path) as engine:
+        monkeypatch.setattr(engine._meter, "count", broken)
+        with pytest.raises(EngineDeadError, match=r"reading from its host failed, KeyError\('bug'\)"):
+            await sampled(engine, SERVE, 11, 12)
+        assert "KeyError" in await engine.failed()
+
+
 async def test_end_of_the_host_ends_streams_and_calls(tmp_path: Path) -> None:
     """When the host is gone, open streams and what is asked later raise how it ended."""
     async with opened(tmp_path) as engine:

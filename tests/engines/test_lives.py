@@ -8,8 +8,10 @@ from typing import Any
 
 from prl.config import EngineConfig
 from prl.engines.lives import Lives
+from prl.engines.quorum import Quorum
 from prl.engines.seats import Seats
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from tests.virtual import in_virtual_time
 
 
@@ -43,7 +45,7 @@ async def seats_of(first: Script, others: Script, **config: Any) -> tuple[Seats,
 
     engines = [SimulatedEngine(index=i, max_num_seqs=1, script=s, seed=0) for i, s in enumerate((first, Script()))]
     seats = Seats(engines, EngineConfig(**config), remake)
-    lives = Lives(seats, EngineConfig(**config))
+    lives = Lives(seats, Quorum(seats, EngineConfig(**config)), EngineConfig(**config))
     for engine in engines:
         await lives.open(engine)
     return seats, lives, made

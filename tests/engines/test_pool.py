@@ -19,9 +19,10 @@ from prl.engines.base import Decoding
 from prl.engines.lives import CLOSE_TIMEOUT_S, START_MARGIN_S
 from prl.engines.pool import EnginePool
 from prl.engines.side_by_side import FAILURE_GRACE_S
-from prl.engines.simulated import CallFault, Script, SimulatedEngine, StreamFault
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script, StreamFault
 from prl.errors import EngineDeadError, EngineError
-from prl.simulation import CHECKPOINT, MANIFEST, Meeting
+from prl.simulation import CHECKPOINT, MANIFEST, CallFault, Meeting
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 from tests.virtual import in_virtual_time
 

@@ -15,8 +15,10 @@ import prl
 from prl import journal, machinery, virtual_time
 from prl.config import Config, EngineConfig, PipelineConfig, RunConfig
 from prl.config_weights import WeightsConfig
-from prl.engines.simulated import CallFault, Script, SimulatedEngine, StreamFault
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script, StreamFault
 from prl.errors import EngineDeadError, WeightSyncError
+from prl.simulation import CallFault
 from tests.test_pipeline import lines, simulated, take_steps
 
 NUM_STEPS = 8

@@ -20,11 +20,14 @@ from prl import servers
 from prl.config import Config, EngineConfig
 from prl.engines.base import Decoding
 from prl.engines.lives import Lives
+from prl.engines.quorum import Quorum
 from prl.engines.seats import Seats
 from prl.engines.server import ServerEngine
 from prl.engines.server_questions import Wanted
+from prl.engines.updated import UpdatedEngines
 from prl.errors import ConfigError, EngineDeadError, EngineError, EngineStalledError, WeightSyncError
 from prl.process import free_port
+from prl.proof import Proof
 from prl.types import TensorSpec, TokenChunk, WeightGroup, WeightUpdate
 from tests.engines.contract import DEADLINE_S, Stream
 from tests.engines.fake_server import FIRST, FakeServer
@@ -276,6 +279,54 @@ async def test_failed_load_is_a_sync_error_that_has_the_servers_words() -> None:
         await consume(engine, 1, Stream())
 
 
+# Data-parallel ranks --------------------------------------------------------------------------------------------------
+
+
+async def test_every_data_parallel_rank_is_counted_and_proves_its_weights() -> None:
+    """The workers of all are in the weight group; a score is of each, and the pool tells them apart."""
+    server = FakeServer()
+    server.num_ranks = server.num_ranks_here = 2
+    server.score_of = [-1.0, -2.0]
+    async with opened(server) as engine:
+        assert engine.num_workers == 4
+        assert await engine.score(PROMPT) == [-1.0, -1.0, -2.0, -2.0]
+        pool = UpdatedEngines([engine], EngineConfig(), gate_timeout_s=5)
+        scores = await pool.score(PROMPT)
+        assert scores == {
+            "engine-1, data-parallel rank 0,": [-1.0, -1.0],
+            "engine-1, data-parallel rank 1,": [-2.0, -2.0],
+        }
+        with pytest.raises(WeightSyncError, match=r"^engine-1, data-parallel rank 1, does not serve the"):
+            Proof(PROMPT, 0.1, max).judge(1, [-1.0, -1.0], scores)
+
+
+async def test_ranks_behind_several_addresses_are_refused() -> None:
+    """Each would be taken for all of them, and the weight group would never be complete."""
+    server = FakeServer()
+    server.num_ranks = 2
+    async with server.running():
+        engine = make_engine(server.url)
+        with pytest.raises(EngineError, match=r"one of several addresses of 2 .* without --data-parallel-external-lb"):
+            await engine.open()
+        await engine.close()
+
+
+async def test_ranks_that_are_met_between_two_versions_are_asked_again() -> None:
+    """A server that says that they do not agree is no dead one where they took up a version meanwhile."""
+    server, answered = FakeServer(), asyncio.Event()
+    async with opened(server) as engine, asyncio.TaskGroup() as tasks:
+        server.disagrees = answered
+        checking = tasks.create_task(engine._check())
+        await server.until(lambda: server.disagrees is None)
+        await push(engine, 1)
+        answered.set()
+        await checking
+        assert not engine.statistics().dead
+        server.disagrees = answered
+        await engine._check()
+        assert engine.statistics().dead
+
+
 # Deaths ---------------------------------------------------------------------------------------------------------------
 
 
@@ -372,7 +423,7 @@ async def test_seat_of_a_server_that_was_away_serves_again_after_a_load() -> Non
         places = [server.url]
         engines = [make_engine(server.url, start_timeout_s=5)]
         seats = Seats(engines, EngineConfig(), lambda _, place: make_engine(str(place), start_timeout_s=5), places)
-        lives = Lives(seats, EngineConfig())
+        lives = Lives(seats, Quorum(seats, EngineConfig()), EngineConfig())
         await lives.open_first(engines[0])
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
             keeping = tasks.create_task(lives.failed())

@@ -13,9 +13,10 @@ import pytest
 
 from prl import virtual_time
 from prl.engines.base import Decoding
-from prl.engines.simulated import CallFault, Script, SimulatedEngine, StreamFault
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script, StreamFault
 from prl.errors import EngineDeadError, EngineError
-from prl.simulation import CHECKPOINT, MANIFEST, Meeting
+from prl.simulation import CHECKPOINT, MANIFEST, CallFault, Meeting
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
 from tests.virtual import in_virtual_time
 

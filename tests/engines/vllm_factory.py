@@ -132,14 +132,16 @@ class Trainer:
     @classmethod
     async def connect(cls, engines: list[VllmEngine], model: Any, timeout_s: float = 30.0) -> Trainer:
         """Meet the engines."""
-        port, world_size = free_port("127.0.0.1"), 1 + len(engines)
+        port, world_size = free_port("127.0.0.1"), 1 + sum(engine.num_workers for engine in engines)
         group = WeightGroup(
             transport="gloo", address="127.0.0.1", port=port, world_size=world_size, timeout_s=timeout_s
         )
         async with asyncio.TaskGroup() as tasks:
             joined = tasks.create_task(asyncio.to_thread(GlooGroup.join, group, 0))
-            for rank, engine in enumerate(engines, start=1):
+            rank = 1
+            for engine in engines:
                 tasks.create_task(engine.connect(group, rank))
+                rank += engine.num_workers
         return cls(engines, model, joined.result())
 
     def tensors(self) -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ from prl.engines.base import Decoding
 from prl.environments.base import make_environment
 from prl.environments.episodes import Door, Episodes
 from prl.environments.session import Limits
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Prompt, TokenChunk
 from tests.tiny_tokenizers import END_ID

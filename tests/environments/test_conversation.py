@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,44 @@ def test_a_branch_begins_a_sample() -> None:
         (ids("ask:b"), 1),
         (ids("ask:a2y"), 1),
     ]
+
+
+def test_a_turn_is_placed_behind_a_sample_as_it_was_seen() -> None:
+    """A long text is placed in a thread: another turn that extends the sample meanwhile is in no prompt but its own."""
+    talk = conversation()
+    talk.add(talk.at_prompt(), said(ord("a")))
+
+    class Text(str):
+        """A text that is compared with a sample while another turn is added to it."""
+
+        __slots__ = ()
+
+        def startswith(self, *known: Any) -> bool:
+            talk.add(talk.behind_text("ask:a1", is_rendered=False), said(ord("b")))
+            return super().startswith(*known)
+
+    place = talk.behind_text(Text("ask:a2"), is_rendered=False)
+    assert (place.token_ids, place.num_known) == (ids("ask:a2"), len("ask:a"))
+    talk.add(place, said(ord("c")))
+    assert [(turn.sample, turn.context) for turn in talk.completion({}).turns] == [
+        (0, ids("ask:")),
+        (0, ids("1")),
+        (1, ids("ask:a2")),
+    ]
+
+
+def test_a_reply_handed_back_stands_in_its_own_tokens(tokenizer: Tokenizer) -> None:
+    """By its content but for white space, and by its calls; another message with the same words is the agent's."""
+    prompt = chat_prompt(tokenizer, "hi")
+    talk = Conversation(prompt, tokenizer)
+    first = talk.behind_messages(prompt.messages, ())
+    reply = [*tokenizer.encode_rendered("  one "), END_ID]
+    talk.add(first, said(*reply))
+    talk.handed_over({"role": "assistant", "content": "  one "}, reply[:-1])
+    back = [*prompt.messages, {"role": "assistant", "content": "one"}, {"role": "user", "content": "one"}]
+    assert talk.behind_messages(back, ()).token_ids[: len(first.token_ids) + len(reply)] == [*first.token_ids, *reply]
+    other = [*prompt.messages, {"role": "assistant", "content": "one", "tool_calls": [{"id": "call_0"}]}]
+    assert talk.behind_messages(other, ()).sample is None
 
 
 def test_ids_are_taken_as_they_are() -> None:

@@ -12,7 +12,7 @@ import prl
 from prl.environments.episodes import group_judged_with, judged_with
 from prl.environments.session import Limits, Session
 from prl.errors import EngineDeadError, EpisodeOverError, PluginError, TurnFailedError
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.tokenizer import Tokenizer
 from prl.types import Abstained, Completion, Prompt, Score, Verdict
 from tests.environments.scripted import DECODING, Answers, chat_prompt, episodes_of

@@ -20,10 +20,12 @@ from prl.failure import FirstFailure
 from prl.journal import read
 from prl.records import Member, Played, completion_of, member_of
 from prl.rollout import Done, Rollout
+from prl.sampler import Sampler
 from prl.types import Completion, Prompt, Turn
 from tests.factories import make_prompt
+from tests.streams import DECODING, Streams, as_numbers, chunk
 from tests.test_pipeline import lines, simulated, take_steps
-from tests.test_rollout import DECODING, TIMEOUT_S, Streams, by_length, chunk
+from tests.test_rollout import TIMEOUT_S, by_length
 from tests.virtual import in_virtual_time
 
 
@@ -133,9 +135,8 @@ async def test_a_slow_environment_is_dropped_at_the_rollouts_deadline(tmp_path: 
 def rollout_of(play: Any, record: Any = lambda _: None, streams: Any = None) -> Rollout:
     """A rollout that plays episodes."""
     return Rollout(
-        streams or Streams(),
+        Sampler(streams or Streams(), as_numbers),
         by_length,
-        lambda token_ids: " ".join(map(str, token_ids)),
         decoding=DECODING,
         group_size=1,
         timeout_s=TIMEOUT_S,
@@ -196,7 +197,7 @@ async def test_an_engine_that_dies_within_a_turn_leaves_it_to_another() -> None:
     outcome = await rollout(make_prompt())
     assert isinstance(outcome, Done)
     assert outcome.group.completions[0].token_ids == [7, 8, 9]
-    assert (rollout.num_moved, streams.asked[1][0]) == (1, [*make_prompt().token_ids, 7, 8])
+    assert (rollout.sampler.num_moved, streams.asked[1][0]) == (1, [*make_prompt().token_ids, 7, 8])
 
 
 async def test_an_evaluation_judges_episodes_as_training_does() -> None:

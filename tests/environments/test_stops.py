@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from prl.environments.stops import Listener, Spoken, StopReachedError
-from prl.rollout import Dropped
+from prl.sampler import Dropped, Sampler
 from prl.types import Completion, TokenChunk
 from tests.factories import make_prompt
-from tests.test_rollout import DECODING, Streams, make_rollout
+from tests.streams import DECODING, Streams
 
 TEXT = b"look: \xc3\xa9t\xc3\xa9 END and more"
 """One token a byte, so that a character may be two tokens."""
@@ -109,5 +109,5 @@ async def test_the_stream_is_closed() -> None:
             raise StopReachedError
 
     with pytest.raises(StopReachedError):
-        await make_rollout(streams).sample(make_prompt(0), DECODING, record=hear)
+        await Sampler(streams, decode).sample(make_prompt(0), DECODING, hear)
     assert (streams.num_open, listener.text) == (0, "look: \u00e9")

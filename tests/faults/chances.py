@@ -39,8 +39,10 @@ from prl import disk, journal, machinery, pipeline, virtual_time
 from prl.config import Config, EngineConfig, PipelineConfig, RewardConfig, RunConfig, SamplingConfig, TrainerConfig
 from prl.config_eval import EvalConfig
 from prl.config_weights import WeightsConfig
-from prl.engines.simulated import FIRST_VERSION_TOKEN, CallFault, Script, SimulatedEngine, StreamFault
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import FIRST_VERSION_TOKEN, Script, StreamFault
 from prl.errors import WeightSyncError
+from prl.simulation import CallFault
 from prl.trainer.simulated import SimulatedTrainer, TrainerScript
 from prl.types import WeightGroup
 

@@ -20,7 +20,7 @@ from prl.environments.episodes import Episodes
 from prl.environments.session import Limits
 from prl.errors import ConfigError
 from prl.gateway.gateway import Gateway
-from prl.rollout import Dropped
+from prl.sampler import Dropped
 from prl.tokenizer import Tokenizer
 from prl.types import Completion, Prompt
 from tests.environments.scripted import DECODING, Answers, chat_prompt, episodes_of
@@ -117,6 +117,43 @@ async def test_tools_are_called_and_answered(gateway: Gateway, tokenizer: Tokeni
     [(whole, trained)] = said(tokenizer, completion)
     assert whole.endswith(f"u:hi<|end|>a:hm {CALL}<|end|>t:42<|end|>a:42!<|end|>")
     assert trained == f"hm {CALL}<|end|>42!<|end|>"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_turn_without_parallel_calls_ends_with_its_first(
+    gateway: Gateway, tokenizer: Tokenizer, streams: bool
+) -> None:
+    """What the model says behind a whole call was never said; what was is trained, and goes on as one sample.
+
+    What is no call ends nothing, nor does a call where the client takes several.
+    """
+    broken = "<tool_call>{</tool_call>"
+
+    async def agent(client: openai.AsyncOpenAI, session: prl.Session) -> None:
+        messages: list[Any] = list(session.prompt.messages)
+        tools: Any = [CALCULATOR.described()]
+        options: Any = {"parallel_tool_calls": False, "stream": streams}
+        answer: Any = await client.chat.completions.create(model="any", messages=messages, tools=tools, **options)
+        if streams:
+            deltas = [choice.delta async for event in answer for choice in event.choices]
+            calls = [call for delta in deltas for call in delta.tool_calls or []]
+            content = "".join(delta.content or "" for delta in deltas)
+            told = [{"id": call.id, "type": "function", "function": call.function.model_dump()} for call in calls]
+            message: Any = {"role": "assistant", "content": content, "tool_calls": told}
+        else:
+            assert answer.choices[0].finish_reason == "tool_calls"
+            message = answer.choices[0].message
+            calls, content = message.tool_calls, message.content
+        assert ([call.function.name for call in calls], content) == (["calculator"], f"{broken} hm ")
+        messages += [message, {"role": "tool", "tool_call_id": calls[0].id, "content": "42"}]
+        last = await client.chat.completions.create(model="any", messages=messages, tools=tools)
+        assert len(last.choices[0].message.tool_calls or []) == 2
+
+    answers = Answers(tokenizer, f"{broken} hm {CALL}and {CALL}", f"{CALL}{CALL}")
+    completion = completed(await play(gateway, tokenizer, agent, answers))
+    [(whole, trained)] = said(tokenizer, completion)
+    assert whole.endswith(f"a:{broken} hm {CALL}<|end|>t:42<|end|>a:{CALL}{CALL}<|end|>")
+    assert trained == f"{broken} hm {CALL}{CALL}{CALL}<|end|>"
 
 
 @pytest.mark.parametrize("with_tools", [False, True])

@@ -68,7 +68,35 @@ def test_synchronous_takes_the_time_of_both_stages() -> None:
     assert report.engines.decoding == pytest.approx(generation / report.step_s)
     assert report.engines.no_sequences == pytest.approx(training / report.step_s)
     assert report.samples_per_s == pytest.approx(16 / report.step_s)
-    assert (report.goodput, report.queues.kv_tokens) == (1, pytest.approx(8 * 64, abs=1))
+    assert (report.sample_goodput, report.queues.kv_tokens) == (1, pytest.approx(8 * 64, abs=1))
+
+
+def test_a_round_of_steps_has_one_update() -> None:
+    """Four steps trained one after another, each with what passes between two, and weights sent once for all four."""
+    report = reported(
+        "pipeline.mode=conventional",
+        "pipeline.steps_per_round=4",
+        "simulate.lengths.kind=fixed",
+        "simulate.lengths.mean=64",
+        "simulate.train.between_s=0.125",
+        "simulate.transfer_s=0.25",
+        "simulate.update_s=0.5",
+    )
+    generation, training = 2 * 64 * (0.1 + 16 * 0.002), 4 * 16 * 64 * 0.02 / 2
+    round_s = generation + training + 4 * 0.125 + 0.25 + 0.5
+    assert 4 * report.step_s == pytest.approx(round_s)
+    assert report.trainer.waits_for_batch == pytest.approx(generation / round_s)
+    assert report.trainer.updates == pytest.approx((4 * 0.125 + 0.25 + 0.5) / round_s)
+    assert report.engines.updates == pytest.approx(0.5 / round_s)
+
+
+def test_engines_go_on_while_weights_are_sent_beside_generation() -> None:
+    """Of an update of a second, engines lose what they stand still for: where they are the slower side, that alone."""
+    slow = ("pipeline.max_lag=4", "simulate.decode.base_s=1", "simulate.train.token_s=0.001")
+    plain, staged = reported(*slow, "simulate.update_s=2"), reported(*slow, "simulate.transfer_s=2")
+    assert plain.engines.updates > 0.05
+    assert staged.engines.updates == 0
+    assert plain.step_s > staged.step_s + 1
 
 
 def test_shares_of_time_sum_to_1_and_so_does_the_lag() -> None:
@@ -94,7 +122,7 @@ def test_faults_cost_and_are_told() -> None:
     broken, whole = reported(*overrides, *(f"simulate.faults.{rate}" for rate in rates)), reported(*overrides)
     assert broken.engine_restarts > 0
     assert broken.trainer_restarts > 0
-    assert broken.goodput < whole.goodput == 1
+    assert broken.sample_goodput < whole.sample_goodput == 1
     assert broken.step_s > whole.step_s
     assert broken.lag.max <= 2
 

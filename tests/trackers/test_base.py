@@ -90,3 +90,5 @@ def test_curves_are_in_sections() -> None:
         "speed/gen_tok_s": 7.0,
     }
     assert curves_of_evaluation({"step": 4, "complete": False, "num_answers": 3}) == {}
+    whole = {"step": 4, "complete": True, "is_accuracy": True, "reward_mean": 0.5}
+    assert curves_of_evaluation(whole) == {"eval/reward_mean": 0.5}

@@ -66,12 +66,15 @@ def sample(token_ids: list[int], num_prompt: int, advantage: float, logprob: flo
 
 
 def random_samples(seed: int, count: int) -> list[Sample]:
-    """Samples with prompts, advantages and log-probabilities of several sizes."""
+    """Samples with prompts, advantages and log-probabilities of several sizes; some begin as the one before."""
     draw = random.Random(seed)
-    samples = []
+    samples: list[Sample] = []
     for _ in range(count):
         length, num_prompt = draw.randint(5, 14), draw.randint(1, 4)
         token_ids = [draw.randrange(3, VOCABULARY) for _ in range(length)]
+        if samples and draw.random() < 0.5:
+            alike = draw.randint(1, 5)
+            token_ids[:alike] = samples[-1].token_ids[:alike]
         samples.append(sample(token_ids, num_prompt, draw.uniform(-1, 1), draw.uniform(-6, -2)))
     return samples
 

@@ -15,7 +15,8 @@ import prl
 from prl import journal, machinery, virtual_time
 from prl.config import Config, PipelineConfig, RunConfig, TrainerConfig
 from prl.engines.base import Decoding
-from prl.engines.simulated import Script, SimulatedEngine
+from prl.engines.simulated import SimulatedEngine
+from prl.engines.simulated_stream import Script
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
 from prl.fleet import Fleet
 from prl.simulation import CallFault

@@ -43,8 +43,10 @@ def run(
     batch = MicroBatch(
         token_ids_RL=unread,
         positions_RL=unread,
-        at_N=unread,
-        targets_N=unread,
+        until_RL=None,
+        at_U=unread,
+        targets_UK=unread,
+        slot_N=unread,
         behaviour_N=double([token.mu for token in tokens]),
         advantages_N=double([token.advantage for token in tokens]),
         versions_N=torch.zeros(len(tokens)),

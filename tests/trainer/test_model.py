@@ -54,15 +54,18 @@ def _reference(lm: Any, temperature: float) -> tuple[list[float], list[float]]:
 def test_packed_padded_and_one_by_one_agree(
     models: dict[str, Path], kind: str, attention: str, temperature: float
 ) -> None:
-    """Packed rows, one row, a padded batch and single sequences have the same log-probabilities to 1e-5."""
+    """Packed rows, prefix trees, one row, a padded batch and single sequences: the same log-probabilities to 1e-5."""
     lm = _plain(models[kind], attention)
     policy = Policy(lm)
     one_row = policy(pack(SAMPLES, CPU, single_row=True), temperature)[0].tolist()
+    as_trees, tree_entropy = (part.tolist() for part in policy(policy.pack(SAMPLES, CPU), temperature))
     packed_logprobs, packed_entropy = (part.tolist() for part in policy(pack(SAMPLES, CPU), temperature))
     single = [value for each in SAMPLES for value in policy(pack([each], CPU), temperature)[0].tolist()]
     logprobs, entropy = _reference(lm, temperature)
     assert packed_logprobs == pytest.approx(logprobs, abs=1e-5)
     assert one_row == pytest.approx(logprobs, abs=1e-5)
+    assert as_trees == pytest.approx(logprobs, abs=1e-5)
+    assert tree_entropy == pytest.approx(entropy, abs=1e-5)
     assert single == pytest.approx(logprobs, abs=1e-5)
     assert packed_entropy == pytest.approx(entropy, abs=1e-5)
 
@@ -94,7 +97,7 @@ def test_logits_of_a_whole_micro_batch_never_exist(models: dict[str, Path], monk
     batch = pack(SAMPLES, CPU)
     policy(batch, 1.0)[0].sum().backward()
     assert max(sizes) == 5
-    assert sum(sizes) == 2 * len(batch.at_N)
+    assert sum(sizes) == 2 * len(batch.at_U)
 
 
 class _Largest(TorchDispatchMode):
@@ -133,7 +136,7 @@ def test_nothing_as_large_as_the_logits_of_a_micro_batch_exists(
             (logprobs.sum() + (entropy.sum() if entropy_gradient else 0)).backward()
         return seen.numel
 
-    assert largest() == len(batch.at_N) * 20_000, "as large as that, where the bound allows it"
+    assert largest() == len(batch.at_U) * 20_000, "as large as that, where the bound allows it"
     monkeypatch.setattr(model_module, "MAX_LOGITS", 4 * 20_000)
     assert largest() == 4 * 20_000
 
@@ -164,6 +167,7 @@ def test_bfloat16_computes_in_bfloat16_on_float32_masters(models: dict[str, Path
     parameters = parameters_of(policy).values()
     assert {each.dtype for each in parameters} | {each.grad.dtype for each in parameters} == {torch.float32}
     check_policy(policy, CPU, torch.bfloat16)
+    assert policy.pairs_per_token == 96, "prefixes are still shared"
 
 
 def test_scoring_leaves_the_shards_registered(models: dict[str, Path]) -> None:
@@ -215,7 +219,7 @@ def test_missing_weights_are_named(models: dict[str, Path], tmp_path: Path) -> N
 def test_an_impossible_token_gets_minus_infinity_and_a_finite_entropy() -> None:
     """A probability of exactly 0 adds 0 to the entropy, not NaN."""
     logits = torch.tensor([[0.0, 0.0, -math.inf]])
-    logprobs, entropy = model_module._judge(logits, torch.tensor([2]), 1.0)
+    logprobs, entropy = model_module._judge(logits, torch.tensor([[2]]), 1.0)
     assert logprobs.item() == -math.inf
     assert entropy.item() == pytest.approx(math.log(2))
 
@@ -223,7 +227,7 @@ def test_an_impossible_token_gets_minus_infinity_and_a_finite_entropy() -> None:
 def test_the_gradient_of_the_entropy_is_exact_and_finite() -> None:
     """By the logits it is -p (log p + H) / temperature in float32; a probability of 0 has a gradient of 0, not NaN."""
     logits = torch.tensor([[1.0, -2.0, 0.5, -math.inf, -300.0]], requires_grad=True)
-    _, entropy = model_module._judge(logits, torch.tensor([0]), 0.5, entropy_gradient=True)
+    _, entropy = model_module._judge(logits, torch.tensor([[0]]), 0.5, entropy_gradient=True)
     (gradient,) = torch.autograd.grad(entropy.sum(), logits)
     p = torch.softmax(logits.detach().double()[0] / 0.5, -1)
     log_p = p.log().clamp(min=-1e4)
@@ -235,6 +239,6 @@ def test_the_entropy_has_a_gradient_only_where_one_is_asked_for() -> None:
     """Without a bonus its graph is not kept."""
     logits = torch.zeros(1, 3, requires_grad=True)
     for wanted in (False, True):
-        logprobs, entropy = model_module._judge(logits, torch.tensor([0]), 1.0, entropy_gradient=wanted)
+        logprobs, entropy = model_module._judge(logits, torch.tensor([[0]]), 1.0, entropy_gradient=wanted)
         assert logprobs.requires_grad
         assert entropy.requires_grad is wanted

@@ -5,105 +5,36 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import sys
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from prl.errors import TrainerDeadError, TrainerError, WeightSyncError
-from prl.trainer import checkpoint, launch, protocol
+from prl.trainer import checkpoint, protocol
 from prl.trainer.base import Trainer, TrainerReady
 from prl.trainer.kept import KeptTrainer
 from prl.trainer.remote import FsdpTrainer
+from prl.trainer.torchrun import Torchrun
 from prl.types import Sample, WeightGroup, WeightUpdate
 from prl.wire import Channel, WireClosedError
 from tests.trainer.cases import make_batch, make_config
+from tests.trainer.played import READY, assert_gone, free_port, play, played
 from tests.trainer.test_protocol import REPORT
 
-READY = TrainerReady(step=0, manifest=[], state={}, num_parameters=6, memory_bytes=10)
+pytestmark = pytest.mark.usefixtures("token")
+
 UPDATE = WeightUpdate(version=1, transport="gloo", manifest=[])
-Reply = Callable[[protocol.FromController], protocol.Reply | None]
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-async def assert_gone(pids: Iterable[int], within_s: float) -> None:
-    """Every process ends in time; one that waits to be reaped has ended."""
-    deadline = time.monotonic() + within_s
-    left = list(pids)
-    while left := [pid for pid in left if psutil.pid_exists(pid) and _status(pid) != psutil.STATUS_ZOMBIE]:
-        assert time.monotonic() < deadline, f"still running: {left}"
-        await asyncio.sleep(0.05)
-
-
-def _status(pid: int) -> str:
-    try:
-        return str(psutil.Process(pid).status())
-    except psutil.NoSuchProcess:
-        return str(psutil.STATUS_ZOMBIE)
-
-
-@pytest.fixture(autouse=True)
-def _token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The secret of ranks that are started by hand."""
-    monkeypatch.setenv("PRL_TOKEN", "secret")
 
 
 # Without torch: ranks played by the test ------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def played(
-    reply: Reply,
-    tmp_path: Path,
-    num_ranks: int = 1,
-    ready: Callable[[int], TrainerReady] = lambda _: READY,
-    opened: Callable[[TrainerReady], None] = lambda _: None,
-    **tables: dict[str, Any],
-) -> AsyncIterator[FsdpTrainer]:
-    """An open trainer whose ranks answer what ``reply`` says; None never answers."""
-    port = free_port()
-    trainer_table = {"launch": "external", "listen": f"127.0.0.1:{port}", "num_ranks": num_ranks}
-    config = make_config(Path("m"), **{**tables, "trainer": {**trainer_table, **tables.get("trainer", {})}})
-    trainer = FsdpTrainer(config, "m", tmp_path, None)
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-        players = [group.create_task(_play(rank, num_ranks, port, ready(rank), reply)) for rank in range(num_ranks)]
-        try:
-            opened(await trainer.open())
-            yield trainer
-        finally:
-            await trainer.close()
-            for player in players:
-                player.cancel()
-
-
-async def _play(rank: int, num_ranks: int, port: int, ready: TrainerReady, reply: Reply) -> None:
-    while True:
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            break
-        except ConnectionRefusedError:
-            await asyncio.sleep(0.01)
-    channel = Channel[protocol.FromController](reader, writer, protocol.FromController)
-    with contextlib.closing(channel), contextlib.suppress(ConnectionError):
-        await channel.send(protocol.Hello(rank=rank, world_size=num_ranks, pid=1000 + rank, token="secret"))
-        while not isinstance(command := await channel.receive(), protocol.Shutdown):
-            answer = protocol.Ready(ready=ready) if isinstance(command, protocol.Setup) else reply(command)
-            if answer is not None:
-                await channel.send(answer)
 
 
 async def test_each_rank_gets_its_own_micro_batches(tmp_path: Path) -> None:
@@ -178,25 +109,6 @@ async def test_skipped_steps_in_a_row_end_the_run(tmp_path: Path) -> None:
             await trainer.train(make_batch(3, 1))
 
 
-async def test_a_step_that_does_not_end_names_its_deadline(tmp_path: Path) -> None:
-    """Silence of a rank in a step ends with the key of the deadline, and the trainer takes no more commands."""
-    async with played(lambda _: None, tmp_path, trainer={"step_timeout_s": 0.1}) as trainer:
-        with pytest.raises(TrainerError, match=r"'train step 0' within trainer\.step_timeout_s = 0\.1 s"):
-            await trainer.train(make_batch(0, 1))
-        with pytest.raises(TrainerDeadError, match="was interrupted in 'train step 0'"):
-            await trainer.score([1, 2])
-
-
-async def test_an_interrupted_trainer_is_as_good_as_dead(tmp_path: Path) -> None:
-    """Ranks that were left in the middle of a command are alive and of no use: ``failed`` says so at once."""
-    async with played(lambda _: None, tmp_path) as trainer, asyncio.TaskGroup() as group:
-        watch = group.create_task(trainer.failed())
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await trainer.score([1, 2])
-        assert await watch == "the trainer was interrupted in 'score'"
-
-
 GROUP = WeightGroup(transport="gloo", address="127.0.0.1", port=1, world_size=2, timeout_s=1.0)
 
 
@@ -233,16 +145,6 @@ async def test_what_the_disk_said_to_one_rank_is_raised_and_the_ranks_go_on(tmp_
         await trainer.save(tmp_path / "step-000003", {})
 
 
-async def test_two_commands_at_once_are_refused(tmp_path: Path) -> None:
-    """The second command does not reach the ranks; after a cancelled one only close is left."""
-    async with played(lambda _: None, tmp_path) as trainer, asyncio.TaskGroup() as group:
-        first = group.create_task(trainer.score([1, 2]))
-        await asyncio.sleep(0)
-        with pytest.raises(TrainerError, match=r"cannot save .*the trainer is in 'score'"):
-            await trainer.save(tmp_path / "x", {})
-        first.cancel()
-
-
 async def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
     """Started by hand, the wait for the ranks ends with those that are missing and where they should connect."""
     config = make_config(Path("m"), trainer={"launch": "external", "num_ranks": 2, "gather_timeout_s": 0.2})
@@ -276,12 +178,12 @@ async def test_external_ranks_that_die_of_their_first_start_are_waited_for_again
 
     async def other() -> None:
         with contextlib.suppress(WireClosedError):  # it leaves with the one that died
-            await _play(1, 2, port, READY, lambda _: None)
-        await _play(1, 2, port, READY, lambda _: None)
+            await play(1, 2, port, READY, lambda _: None)
+        await play(1, 2, port, READY, lambda _: None)
 
     async def dies_and_comes_back() -> None:
         await _dies_of_its_start(0, port)
-        await _play(0, 2, port, READY, lambda _: None)
+        await play(0, 2, port, READY, lambda _: None)
 
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         players = [group.create_task(other()), group.create_task(dies_and_comes_back())]
@@ -297,7 +199,7 @@ async def test_ranks_that_do_not_come_back_to_the_first_start_are_told_with_its_
 
     def hurry() -> None:
         table = msgspec.structs.replace(trainer._config.trainer, gather_timeout_s=0.2)
-        trainer._config = msgspec.structs.replace(trainer._config, trainer=table)
+        trainer._launched._config = msgspec.structs.replace(trainer._config, trainer=table)
 
     wanted = r"ranks 0, 1 of 2 did not connect .* = 0\.2 s .*after this: trainer rank \d \(pid 100\d on node-3\) died"
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
@@ -332,19 +234,13 @@ async def test_memory_is_that_of_all_ranks(tmp_path: Path) -> None:
     assert seen == [msgspec.structs.replace(READY, memory_bytes=20)]
 
 
-async def test_a_child_that_ends_is_reported_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher that dies before any rank connects is an error at once, with its exit code and last words."""
-    monkeypatch.setattr(launch, "torchrun_command", lambda _: [sys.executable, "-c", "print('no luck'); exit(3)"])
-    with pytest.raises(TrainerError, match=r"(?s)did not start: the trainer .* exited with 3; .*no luck"):
-        await FsdpTrainer(make_config(Path("m")), "m", tmp_path, None).open()
-
-
 # With torchrun --------------------------------------------------------------------------------------------------------
 
 
 def _pids(trainer: FsdpTrainer) -> list[int]:
-    assert trainer._child is not None
-    return [trainer._child.pid, *(trainer._ranks.pid(rank) for rank in range(trainer._ranks.num_ranks))]
+    assert isinstance(trainer._launched, Torchrun)
+    assert trainer._launched.child is not None
+    return [trainer._launched.child.pid, *(trainer._ranks.pid(rank) for rank in range(trainer._ranks.num_ranks))]
 
 
 def _receive(group: WeightGroup, update: WeightUpdate) -> dict[str, Any]:
@@ -476,19 +372,6 @@ async def test_ranks_of_two_hosts_come_back_after_a_death(models: dict[str, Path
     assert (report.loss, report.grad_norm) == pytest.approx((expected.loss, expected.grad_norm), rel=1e-3)
 
 
-async def test_another_world_size_is_refused_and_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torchrun with another number of ranks ends the start with both numbers, and its processes are gone."""
-    one = launch.torchrun_command(1)
-    monkeypatch.setattr(launch, "torchrun_command", lambda _: one)
-    others = {process.pid for process in psutil.Process().children(recursive=True)}  # of other tests
-    trainer = FsdpTrainer(make_config(Path("m"), trainer={"num_ranks": 2}), "m", tmp_path, None)
-    with pytest.raises(TrainerError, match=r"rank 0 \(pid \d+ on [^)]+\) of 1 came, but trainer.num_ranks = 2"):
-        await trainer.open()
-    assert trainer._child is not None
-    ours = {process.pid for process in psutil.Process().children(recursive=True)} - others
-    await assert_gone([trainer._child.pid, *ours], 3)
-
-
 ORPHANS = """
 import asyncio, sys
 from pathlib import Path
@@ -502,7 +385,7 @@ async def main():
     async def tell():
         while trainer._ranks.missing():
             await asyncio.sleep(0.01)
-        print(trainer._child.pid, *(trainer._ranks.pid(rank) for rank in range(2)), flush=True)
+        print(trainer._launched.child.pid, *(trainer._ranks.pid(rank) for rank in range(2)), flush=True)
         await asyncio.sleep(60)
     async with asyncio.TaskGroup() as group:
         group.create_task(trainer.open())

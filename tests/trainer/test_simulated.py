@@ -58,19 +58,6 @@ async def test_step_takes_its_time_and_grows_the_version() -> None:
 
 
 @in_virtual_time
-async def test_ratio_is_one_on_policy() -> None:
-    """Tokens sampled by the weights that train on them have ratio 1; others do not."""
-    trainer = SimulatedTrainer()
-    await trainer.open()
-    on_policy = await trainer.train(batch(0))
-    assert (on_policy.ess, on_policy.kl_behaviour) == (pytest.approx(1), pytest.approx(0))
-    stale = await trainer.train(batch(1, CHECKPOINT))
-    assert 0.9 < stale.ess < 1
-    shifted = await trainer.train(batch(2, trainer.weights, shift=0.25))
-    assert shifted.kl_behaviour == pytest.approx(0.25)
-
-
-@in_virtual_time
 async def test_batch_of_another_step_is_refused() -> None:
     """The trainer trains each step once and in order."""
     trainer = SimulatedTrainer()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from prl.trainer import protocol
+from prl.trainer.gathering import Gathering
 from prl.trainer.ranks import RankFailure, Ranks
 from prl.wire import Channel
 from tests.trainer.cases import make_config
@@ -56,9 +57,9 @@ async def test_missing_variables_are_named_with_the_command() -> None:
 
 async def test_no_controller_is_one_line() -> None:
     """An address where nobody listens is one line, no traceback."""
-    ranks = Ranks(1, "secret")
-    address = ranks.listen("127.0.0.1", 0)
-    ranks.close()
+    gathering = Gathering(Ranks(1), "secret")
+    address = gathering.listen("127.0.0.1", 0)
+    gathering.close()
     async with _worker(**_variables(address)) as process:
         _, errors = await process.communicate()
     assert process.returncode == 2
@@ -68,23 +69,23 @@ async def test_no_controller_is_one_line() -> None:
 
 async def test_a_refused_rank_says_why_and_leaves() -> None:
     """With a wrong token the rank prints the controller's reason and exits with 1, before it imports torch."""
-    ranks = Ranks(1, "secret")
-    address = ranks.listen("127.0.0.1", 0)
+    gathering = Gathering(Ranks(1), "secret")
+    address = gathering.listen("127.0.0.1", 0)
     async with asyncio.TaskGroup() as group:
-        gathering = group.create_task(ranks.gather())
+        waiting = group.create_task(gathering.gather())
         async with _worker(**_variables(address, token="guess")) as process:
             _, errors = await process.communicate()
-        gathering.cancel()
-    ranks.close()
+        waiting.cancel()
+    gathering.close()
     assert process.returncode == 1
     assert b"refused rank 0: wrong token" in errors
 
 
 async def test_a_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
     """Where torchrun's child says so, what a rank prints goes to its file, after what is there."""
-    ranks = Ranks(1, "secret")
-    address = ranks.listen("127.0.0.1", 0)
-    ranks.close()
+    gathering = Gathering(Ranks(1), "secret")
+    address = gathering.listen("127.0.0.1", 0)
+    gathering.close()
     log = tmp_path / "trainer-rank-0.log"
     log.write_text("before\n")
     async with _worker(**_variables(address), PRL_TRAINER_LOGS=str(tmp_path)) as process:
@@ -94,30 +95,30 @@ async def test_a_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
 
 async def test_a_rank_leaves_when_the_controller_is_gone() -> None:
     """When the controller's socket closes the rank ends by itself."""
-    ranks = Ranks(1, "secret")
-    address = ranks.listen("127.0.0.1", 0)
+    gathering = Gathering(Ranks(1), "secret")
+    address = gathering.listen("127.0.0.1", 0)
     async with _worker(**_variables(address)) as process:
-        assert await ranks.gather() is None
-        assert ranks.pid(0) == process.pid
-        ranks.close()
+        assert await gathering.gather() is None
+        assert gathering.ranks.pid(0) == process.pid
+        gathering.ranks.close()
         assert await process.wait() == 1
 
 
 async def test_a_rank_in_a_collective_leaves_when_the_controller_is_gone() -> None:
     """A rank that waits for a peer inside torch ends too, at once and not at torch's own deadline."""
     pytest.importorskip("torch")
-    ranks = Ranks(2, "secret")
-    address = ranks.listen("127.0.0.1", 0)
+    gathering = Gathering(Ranks(2), "secret")
+    address = gathering.listen("127.0.0.1", 0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     variables = {**_variables(address), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     setup = protocol.Setup(config=make_config(Path("m"), trainer={"num_ranks": 2}), model="m", resume=None)
     async with _worker(**variables) as process, asyncio.TaskGroup() as group:
         absent = await _absent_peer(address)
-        assert await ranks.gather() is None
-        asking = group.create_task(ranks.ask([setup, setup]))
+        assert await gathering.gather() is None
+        asking = group.create_task(gathering.ranks.ask([setup, setup]))
         await _listens(port)  # rank 0 hosts the meeting of the ranks and waits there
-        ranks.close()
+        gathering.ranks.close()
         assert await process.wait() == 1
         await asking
         absent.close()
@@ -146,16 +147,16 @@ async def _listens(port: int) -> None:
 async def test_a_failing_set_up_is_a_reply_and_the_rank_stays_to_be_stopped() -> None:
     """A model that does not exist is told to the controller; the rank then obeys Shutdown with exit code 0."""
     pytest.importorskip("torch")
-    ranks = Ranks(1, "secret")
-    address = ranks.listen("127.0.0.1", 0)
+    gathering = Gathering(Ranks(1), "secret")
+    address = gathering.listen("127.0.0.1", 0)
     setup = protocol.Setup(config=make_config(Path("/no/such/model")), model="/no/such/model", resume=None)
     variables = {**_variables(address), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "HF_HUB_OFFLINE": "1"}
     async with _worker(**variables) as process:
-        assert await ranks.gather() is None
-        outcome = await ranks.ask([setup])
+        assert await gathering.gather() is None
+        outcome = await gathering.ranks.ask([setup])
         assert isinstance(outcome, RankFailure)
         assert outcome.failed is not None
         assert "/no/such/model" in outcome.failed.error
-        await ranks.shut_down()
+        await gathering.ranks.shut_down()
         assert await process.wait() == 0
-    ranks.close()
+    gathering.ranks.close()

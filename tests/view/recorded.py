@@ -144,6 +144,7 @@ def evaluations(num_steps: int) -> Iterator[dict[str, Any]]:
             "version": step,
             "complete": True,
             "reward_mean": mean,
+            "is_accuracy": True,
             "num_prompts": 256,
             "interval": [mean - 0.05, mean + 0.05],
             "pass_at": passed,

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from prl.config_view import ViewConfig
 from prl.errors import ConfigError
 from prl.failure import running
 from prl.view import beside
-from prl.view.beside import FILE, Page
+from prl.view.beside import FILE, Page, Place
 from tests.view import recorded
 
 DEADLINE_S = 30
@@ -96,6 +97,31 @@ async def test_a_process_that_ends_again_and_again_is_given_up(tmp_path: Path, m
     assert page.url is None
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
+
+
+async def test_a_run_that_ends_at_once_leaves_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was being written when it ended is waited for, and taken away."""
+    began, may_write, written, write = asyncio.Event(), threading.Event(), threading.Event(), beside._write
+    loop = asyncio.get_running_loop()
+
+    def slowly(run_dir: Path, place: Place) -> None:
+        loop.call_soon_threadsafe(began.set)
+        may_write.wait(DEADLINE_S)
+        write(run_dir, place)
+        written.set()
+
+    monkeypatch.setattr(beside, "_write", slowly)
+    page = Page(ViewConfig(), tmp_path)
+    page.bind()
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(page.serve())
+        await began.wait()
+        serving.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        may_write.set()
+    assert await asyncio.to_thread(written.wait, DEADLINE_S)
+    assert not (tmp_path / FILE).exists()
 
 
 def test_an_address_that_was_chosen_must_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,5 +137,6 @@ def test_the_list_says_how_far_each_run_is(tmp_path: Path, whole: Path) -> None:
     (run / "metrics.jsonl").write_text('{"step": 1, "reward_mean": 0.5}\n{"step": 2')
     (line,) = runs.lines()
     assert (line.step, line.reward_last, line.eval_last, line.started) == (1, 0.5, 0.25, 1767225600.0)
+    assert not line.eval_is_accuracy
     told = Runs(whole).line("whole")
     assert (told.state, told.step, told.num_steps) == ("completed", 30, 30)

@@ -41,6 +41,9 @@ export function percent(value, digits = 1) {
   return value === null || value === undefined ? "–" : `${(100 * value).toFixed(digits)}${THIN}%`;
 }
 
+/** A mean reward: 80.9 % where it is a share of right answers, else a number. */
+export const reward = (value, isAccuracy) => (isAccuracy ? percent(value) : number(value, 3));
+
 const isWhole = (value) => Math.abs(value - Math.round(value)) < 1e-6;
 
 /** The same on an axis: with as many digits as tell its marks apart. */

@@ -4,7 +4,7 @@ import { isStale } from "../api.js";
 import { CurveControls } from "../curve_controls.js";
 import { Curves } from "../curves.js";
 import { h, loading, put, trouble } from "../dom.js";
-import { compact, duration, number, percent, share, whole, words } from "../format.js";
+import { compact, duration, number, percent, reward as rewardText, share, whole, words } from "../format.js";
 import { Figures, firstOf, lastOf, meanOf } from "../figures.js";
 import { evaluated, evaluationsOf, heldOut, ksOf, passAt } from "../held_out.js";
 import { Keys } from "../keys.js";
@@ -157,15 +157,16 @@ export function open(place) {
       generated = sum("tokens_generated");
     const held = evaluationsOf(place.run),
       last = held.at(-1),
-      firstHeld = held[0];
+      firstHeld = held[0],
+      heldOutText = (value) => rewardText(value, held.every((each) => each.is_accuracy));
     const part = zoomed ? "in the part shown" : null;
     tiles.set(
       ["Reward", number(reward, 3), answer.total > 1 && first !== null ? `from ${number(first, 3)}` : null],
       [
         "Held out",
-        last ? percent(last.reward_mean) : "–",
-        last && firstHeld !== last ? `from ${percent(firstHeld.reward_mean)}` : null,
-        last?.interval ? `95 % interval ${percent(last.interval[0])} to ${percent(last.interval[1])}` : null,
+        last ? heldOutText(last.reward_mean) : "–",
+        last && firstHeld !== last ? `from ${heldOutText(firstHeld.reward_mean)}` : null,
+        last?.interval ? `95 % interval ${heldOutText(last.interval[0])} to ${heldOutText(last.interval[1])}` : null,
       ],
       ["Steps", whole(answer.total), part ?? (info.num_steps ? `of ${whole(info.num_steps)}` : null)],
       ["Samples", compact(sum("samples")), part],

@@ -2,7 +2,7 @@
 
 import { get, isStale, Latest } from "../api.js";
 import { empty, h, loading, put, trouble } from "../dom.js";
-import { ago, day, number, percent, whole } from "../format.js";
+import { ago, day, number, reward, whole } from "../format.js";
 import { go, link } from "../router.js";
 import { stateTag } from "../state_tag.js";
 
@@ -118,7 +118,7 @@ export function open(place) {
         h("span", { class: "meter roomy", "aria-hidden": "true" }, h("i", { share })),
       ),
       h("td", { class: "num" }, number(each.reward_last, 3)),
-      h("td", { class: "num roomy" }, each.eval_last === null ? "–" : percent(each.eval_last)),
+      h("td", { class: "num roomy" }, reward(each.eval_last, each.eval_is_accuracy)),
       h("td", { class: "muted roomy" }, ago(each.updated)),
       h("td", { class: "muted roomy" }, day(each.started)),
     );
