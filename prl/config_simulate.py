@@ -60,8 +60,8 @@ class TrainTimeConfig(Table, frozen=True, kw_only=True):
     fixed_s: NonNegativeFloat = 0.0
     """What every step takes beside that."""
     between_s: NonNegativeFloat | None = None
-    """What passes between two steps, whether weights are sent or not, with the ranks at rest and the engines going on:
-    packing, writing down. Absent: the run folder, else 0."""
+    """What passes between two steps, whether weights are sent or not, while nothing is trained and the engines go on:
+    packing, writing down. On shared accelerators it is work in their place. Absent: the run folder, else 0."""
 
 
 class FaultsConfig(Table, frozen=True, kw_only=True):
@@ -103,7 +103,8 @@ class SimulateConfig(Table, frozen=True, kw_only=True):
     update_s: NonNegativeFloat | None = None
     """How long the engines stand still for one weight update; absent: the run folder, else 0."""
     transfer_s: NonNegativeFloat | None = None
-    """How long one is sent before that, the engines going on (``weights.staged``); absent: the run folder, else 0."""
+    """How long one is sent before that, the engines going on (``weights.staged``): on shared accelerators work in their
+    place, too. Absent: the run folder, else 0."""
     score_s: NonNegativeFloat = 0.0
     """How long the rewards take for one completion."""
     drift: NonNegativeFloat = 0.002

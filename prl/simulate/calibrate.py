@@ -8,6 +8,7 @@ Invariants:
 - The costs are those of each stage alone. Where engines and ranks share the machine, what they were slowed down by each
   other is taken out first (``overlap.py``), and simulating the run with what is left must give the step time that the
   run had: one factor on all costs makes it so.
+- What passes between two steps is work of the ranks on the shared machine as well as training is, not rest.
 - What sharing costs beyond the equal parts is fitted to the steps, too: those in which the stages were at work together
   for longer took longer. Where all steps are alike in that it cannot be seen, and is taken for nothing.
 """
@@ -59,6 +60,16 @@ class _Line(msgspec.Struct, frozen=True):
     in_flight: float = 0.0
     at: float = 0.0
 
+    @property
+    def between_s(self) -> float:
+        """The ranks neither train nor wait for a batch, and the engines need not stand still."""
+        return max(0.0, self.time_s * (1 - self.trainer_busy) - self.wait_batch_s - self.pause_s)
+
+    @property
+    def sent_s(self) -> float:
+        """Of that, sending weights. A transfer into place is a part of the pause and never longer than it."""
+        return min(self.between_s, self.publish_s) if self.publish_s > self.pause_s else 0.0
+
 
 class _Sample(msgspec.Struct, frozen=True):
     """What is read of a line of ``samples.jsonl``."""
@@ -101,7 +112,9 @@ def measured_in(run: Path, num_accelerators: int | None) -> Measured:
         config, simulate=msgspec.structs.replace(config.simulate, run="", num_accelerators=num_accelerators)
     )
     spans = _read(run / TIMELINE, Span) if lines[0].at and (run / TIMELINE).exists() else []
-    steps = [StepTimes(line.at - line.time_s, line.at, line.engine_busy, line.trainer_busy) for line in lines]
+    steps = [
+        StepTimes(line.at - line.time_s, line.at, line.engine_busy, line.trainer_busy, line.between_s) for line in lines
+    ]
     works = works_of(shared, steps, spans)
     measured = _fit(shared, lines, works, prompt_tokens, list(groups.values()))
     return _scaled(shared, measured, statistics.fmean(line.time_s for line in lines))
@@ -139,7 +152,7 @@ def _fit(
     decode, training = _points(config, lines, works, prompt_tokens, sharing)
     base_s, per_sequence_s = _line_through(decode, shared_equally=True)
     token_s, fixed_s = _line_through(training, shared_equally=False)
-    between_s, transfer_s = _rests(lines, size, is_staged=config.weights.staged)
+    between_s, sent_s = _between(config, lines, works, sharing)
     return Measured(
         groups=groups,
         prompt_tokens=prompt_tokens,
@@ -147,25 +160,24 @@ def _fit(
         per_sequence_s=per_sequence_s,
         train_token_s=max(token_s, 1e-12),
         train_fixed_s=fixed_s,
-        between_s=between_s,
+        between_s=statistics.fmean(between_s),
         sharing=sharing,
         update_s=statistics.fmean(line.pause_s for line in lines[size - 1 :: size]),
-        transfer_s=transfer_s,
+        transfer_s=statistics.fmean(sent_s[size - 1 :: size]),
     )
 
 
-def _rests(lines: Sequence[_Line], size: int, *, is_staged: bool) -> tuple[float, float]:
-    """Seconds in which the ranks are at rest and the engines need not be: of every step, and of an update besides.
-
-    A transfer into place is a part of the pause and never longer; one that is longer was beside generation.
-    """
-    rests = [max(0.0, line.time_s * (1 - line.trainer_busy) - line.wait_batch_s - line.pause_s) for line in lines]
+def _between(
+    config: Config, lines: Sequence[_Line], works: Sequence[Work], sharing: float
+) -> tuple[list[float], list[float]]:
+    """What passes between two steps, in seconds alone: of every step, and of its update besides."""
+    alone = [work.between_apart_s + sharing * work.between_both_s for work in works]
+    sends = config.weights.staged
     sent = [
-        min(rest, line.publish_s) if is_staged and line.publish_s > line.pause_s else 0.0
-        for rest, line in zip(rests, lines, strict=True)
+        each * line.sent_s / line.between_s if sends and line.between_s else 0.0
+        for each, line in zip(alone, lines, strict=True)
     ]
-    between = [rest - send for rest, send in zip(rests, sent, strict=True)]
-    return statistics.fmean(between), statistics.fmean(sent[size - 1 :: size])
+    return [each - send for each, send in zip(alone, sent, strict=True)], sent
 
 
 def _points(

@@ -53,7 +53,9 @@ class Machine:
         self._changed(but=way)
 
     async def train(self, seconds: float) -> None:
-        """Be at work on a step that takes so long alone."""
+        """Be at work on a step that takes so long alone, or on what passes between two."""
+        if not seconds:
+            return
         loop = asyncio.get_running_loop()
         if self._num_accelerators is None:
             await asyncio.sleep(seconds)

@@ -4,15 +4,18 @@ Invariants:
 
 - Work is in seconds alone: a second in which others are at work on the same accelerators counts as the equal part of
   them that is left (``machine.speed_of``), so it is what the same work takes where nobody else is.
+- What passes between two steps (packing, sending weights) is work of the ranks' processes, too: it takes as long as
+  the engines let it, and slows them down. It lies anywhere in the time in which the ranks do not train.
 - Where the run left a timeline that is what is read. Without one, each stage is taken to be at work at any moment of a
   step as likely as at any other, and all engines at the same moments; in conventional mode they take turns.
 """
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -33,21 +36,28 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class StepTimes(NamedTuple):
-    """From when to when a step was, and which share of it the stages were busy."""
+    """From when to when a step was, which share of it the stages were busy, and how long it was between two steps."""
 
     start: float
     end: float
     engine_busy: float
     trainer_busy: float
+    between_s: float = 0.0
 
 
 class Work(NamedTuple):
     """Seconds alone of the engines (a mean over them) and the ranks, while the other side was at rest, or at work."""
 
-    decode_apart_s: float
-    decode_both_s: float
-    train_apart_s: float
-    train_both_s: float
+    decode_apart_s: float = 0.0
+    decode_both_s: float = 0.0
+    train_apart_s: float = 0.0
+    train_both_s: float = 0.0
+    between_apart_s: float = 0.0
+    between_both_s: float = 0.0
+
+    def plus(self, other: Work) -> Work:
+        """Both, one after the other."""
+        return Work(*(mine + more for mine, more in zip(self, other, strict=True)))
 
 
 def works_of(config: Config, steps: Sequence[StepTimes], spans: Sequence[Span]) -> list[Work]:
@@ -70,31 +80,49 @@ def works_of(config: Config, steps: Sequence[StepTimes], spans: Sequence[Span]) 
 
 def _told(config: Config, step: StepTimes, changes: Sequence[Change]) -> Work:
     """By the timeline: between two changes of who is at work nothing changes."""
-    works, at, num_engines, trains = [0.0] * 4, step.start, 0, 0
-    for when, engines, trainers in sorted(changes):
-        apart, both = _work(config, when - at, num_engines, trains)
-        works = [before + more for before, more in zip(works, (*apart, *both), strict=True)]
+    changes = [*sorted(changes), (step.end, 0, 0)]
+    trained_s, at, trains = 0.0, step.start, 0
+    for when, _, trainers in changes:
+        trained_s += (when - at) * min(1, trains)
+        at, trains = when, trains + trainers
+    between = min(1.0, step.between_s / max(step.end - step.start - trained_s, 1e-9))
+    work, at, num_engines, trains = Work(), step.start, 0, 0
+    for when, engines, trainers in changes:
+        if trains:
+            work = work.plus(_work(config, when - at, num_engines, "train"))
+        else:
+            work = work.plus(_work(config, (when - at) * between, num_engines, "between"))
+            work = work.plus(_work(config, (when - at) * (1 - between), num_engines))
         at, num_engines, trains = when, num_engines + engines, trains + trainers
-    return Work(works[0], works[2], works[1], works[3])
+    return work
 
 
-def _work(config: Config, seconds: float, num_engines: int, trains: int) -> tuple[tuple[float, float], ...]:
-    """Of engines and ranks, apart and at work together, in seconds in which nothing changes."""
-    decoding, training = num_engines * config.engine.tensor_parallel_size, min(1, trains) * config.trainer.num_ranks
+def _work(config: Config, seconds: float, num_engines: int, ranks: Literal["train", "between"] | None = None) -> Work:
+    """In seconds in which nothing changes: of so many engines, and of ranks that train, or are between two steps."""
+    decoding = num_engines * config.engine.tensor_parallel_size
+    training = config.trainer.num_ranks if ranks else 0
     speed = speed_of(config.simulate.num_accelerators or 1, decoding=decoding, training=training, sharing=1.0)
-    done = seconds * speed * num_engines / config.engine.num_engines, seconds * speed * min(1, trains)
-    return ((0.0, 0.0), done) if decoding and training else (done, (0.0, 0.0))
+    how = "both" if decoding and training else "apart"
+    done = {f"decode_{how}_s": seconds * speed * num_engines / config.engine.num_engines}
+    return Work(**done, **({f"{ranks}_{how}_s": seconds * speed} if ranks else {}))
 
 
 def _likely(config: Config, step: StepTimes) -> Work:
     """By the shares of the step alone."""
     seconds, decoding, training = step.end - step.start, step.engine_busy, step.trainer_busy
     if config.simulate.num_accelerators is None:
-        return Work(decoding * seconds, 0.0, training * seconds, 0.0)
+        return Work(decoding * seconds, 0.0, training * seconds, 0.0, step.between_s, 0.0)
     likely = 0.0 if config.pipeline.mode == "conventional" else decoding * training
     both = min(max(likely, decoding + training - 1), decoding, training)
-    engines = config.engine.num_engines
-    (_, train_apart), _ = _work(config, (training - both) * seconds, 0, 1)
-    (decode_apart, _), _ = _work(config, (decoding - both) * seconds, engines, 0)
-    _, (decode_both, train_both) = _work(config, both * seconds, engines, 1)
-    return Work(decode_apart, decode_both, train_apart, train_both)
+    engines, between = config.engine.num_engines, min(step.between_s / seconds, 1 - training)
+    beside = min(
+        between, decoding - both
+    )  # engines go on while the next step is made ready, if they are at work at all
+    parts = (
+        _work(config, both * seconds, engines, "train"),
+        _work(config, (training - both) * seconds, 0, "train"),
+        _work(config, beside * seconds, engines, "between"),
+        _work(config, (between - beside) * seconds, 0, "between"),
+        _work(config, (decoding - both - beside) * seconds, engines),
+    )
+    return functools.reduce(Work.plus, parts)

@@ -233,12 +233,12 @@ class _Run:
 
     async def _transfer(self) -> int:
         """What an update takes while the engines still go on; a round of steps has one."""
-        await asyncio.sleep(self._costs.transfer_s)
+        await self._machine.train(self._costs.transfer_s)
         return 0
 
     async def _make_batch(self, step: int, groups: list[Group]) -> Batch:
-        """On the event loop: virtual time stands still meanwhile, but for what passes between two steps."""
-        await asyncio.sleep(self._costs.between_s)
+        """On the event loop: virtual time stands still for it, and goes on for what passes between two steps."""
+        await self._machine.train(self._costs.between_s)
         return make_batch(
             step,
             groups,

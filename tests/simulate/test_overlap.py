@@ -31,6 +31,18 @@ def test_work_is_what_it_would_have_taken_alone() -> None:
     assert works_of(two, [step], spans) == [Work(2.0, 2.0, 1.0, 4.0)]
 
 
+def test_what_passes_between_two_steps_is_work_of_the_ranks() -> None:
+    """2 s of the 5 in which they do not train: engines at work then have half the speed, and so has it itself."""
+    spans = [Span("engine-0", "generating", 0.0, 8.0), Span("trainer rank 0", "training", 4.0, 9.0)]
+    step = StepTimes(0.0, 10.0, 0.8, 0.5, between_s=2.0)
+    (work,) = works_of(small(*MACHINE), [step], spans)
+    assert work == pytest.approx(Work(2.4, 2.8, 1.0, 2.0, 0.4, 0.8))
+    (likely,) = works_of(small(*MACHINE), [step], [])
+    assert likely == pytest.approx(Work(2.0, 3.0, 1.0, 2.0, 0.0, 1.0))
+    apart = small("trainer.num_ranks=1", "engine.count=1")
+    assert works_of(apart, [step], []) == [Work(8.0, 0.0, 5.0, 0.0, 2.0, 0.0)]
+
+
 def test_a_span_is_shared_out_among_the_steps_that_it_reaches_over() -> None:
     """Three steps of which the last begins a second late: decoding goes on through all, training through two."""
     spans = [Span("engine-0", "generating", 5.0, 40.0), Span("trainer rank 0", "training", 8.0, 20.0)]

@@ -99,6 +99,15 @@ def test_engines_go_on_while_weights_are_sent_beside_generation() -> None:
     assert plain.step_s > staged.step_s + 1
 
 
+def test_what_passes_between_two_steps_slows_engines_that_share_the_machine() -> None:
+    """Where generation is the slower side it is work in the engines' place, and on other accelerators costs nothing."""
+    slow = ("pipeline.max_lag=4", "simulate.decode.base_s=1", "simulate.train.token_s=0.001")
+    more = ("simulate.train.between_s=3", "simulate.transfer_s=3")
+    shared = (*slow, "simulate.num_accelerators=2")
+    assert reported(*slow, *more).step_s == pytest.approx(reported(*slow).step_s, rel=0.02)
+    assert reported(*shared, *more).step_s > reported(*shared).step_s + 2
+
+
 def test_shares_of_time_sum_to_1_and_so_does_the_lag() -> None:
     """Whatever is not work has a cause."""
     report = reported("simulate.update_s=0.3", "simulate.score_s=2")
