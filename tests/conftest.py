@@ -14,6 +14,7 @@ def pytest_configure() -> None:
     """Ctrl-C is heeded, by the processes that tests start as well: a shell has what it starts with ``&`` ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until everything is imported: see pytest_collection_finish
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -33,6 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """What the tests import stays: no run that a test starts looks through it for garbage, half a second each."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -64,7 +64,7 @@ async def test_core_that_leaves_while_it_starts_ends_the_start(model_dir: Path, 
     """A core that is told to end while it starts ends when it is ready; the start ends with it, not at its deadline."""
     engine = make_engine(model_dir, tmp_path, start_timeout_s=300.0)
     opening = asyncio.ensure_future(engine.open())
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while not is_under_way(engine._log):  # noqa: ASYNC110 -- told by nobody
             await asyncio.sleep(0.02)
         core_process(engine).terminate()
