@@ -25,7 +25,7 @@ run: $(READY)
 	$(BIN)/prl run $(CONFIG) $(ARGS)
 
 test: lint browser
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check

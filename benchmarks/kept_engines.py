@@ -24,7 +24,7 @@ import msgspec
 import psutil
 
 from prl import Config, Pipeline, StepReport, machinery
-from prl.engines.base import Decoding, Engine, EngineStatistics
+from prl.engines.base import Decoding, Engine, EngineStatistics, Standstill
 from prl.errors import EngineDeadError
 from prl.models import resolve_model
 from prl.types import TokenChunk, WeightGroup, WeightUpdate
@@ -85,6 +85,11 @@ class Kept:
         """As the engine does."""
         staged: bool = await self._engine.stage(update)
         return staged
+
+    async def swap(self, update: WeightUpdate) -> Standstill:
+        """As the engine does."""
+        still: Standstill = await self._engine.swap(update)
+        return still
 
     async def pause(self) -> None:
         """As the engine does."""

@@ -207,7 +207,13 @@ _COROUTINE = 0x80 | 0x100 | 0x200
 
 @contextmanager
 def frozen_heap() -> Iterator[None]:
-    """Leave what start-up made out of garbage collection: a full pass over what was imported stops the loop."""
+    """Leave what start-up made out of garbage collection: a full pass over what was imported stops the loop.
+
+    Where the program that embeds a run has frozen its heap, nothing is left to do, or to undo.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
     gc.collect()
     gc.freeze()
     try:

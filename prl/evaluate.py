@@ -44,8 +44,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     reward_mean: float
     """Mean over the prompts of their answers' mean reward."""
-    is_accuracy: bool
-    """Whether that is the share of right answers: the reward of each was 0 or 1."""
+    is_accuracy: bool = False
+    """Whether that is the share of right answers: the reward of each was 0 or 1. Older run folders do not say."""
     interval: tuple[float, float]
     """The 95 % confidence interval of that mean, from its lower to its upper end."""
     pass_at: dict[int, Estimate]

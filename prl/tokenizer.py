@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prl.errors import ConfigError
+from prl.models import BUILTIN_MODELS
 
 _PROBE = "1"
 _LOADING = threading.Lock()
@@ -46,23 +48,16 @@ class Tokenizer:
     def load(cls, model: str) -> Tokenizer:
         """The tokenizer of a model folder or hub name. Raises ConfigError where there is none."""
         with _LOADING:
-            from transformers import AutoTokenizer, GenerationConfig  # noqa: PLC0415  (seconds, and only needed here)
-
             try:
-                tokenizer = AutoTokenizer.from_pretrained(model)
+                tokenizer = _class_for(model).from_pretrained(model)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise ConfigError(
                     f"model {model!r} has no tokenizer that can be read ({reason}): name a folder with tokenizer.json, "
                     f"or a hub name that can be reached"
                 ) from error
-            try:
-                ends = GenerationConfig.from_pretrained(model).eos_token_id
-            except OSError:  # many models have no generation config
-                ends = None
-        if ends is None:
-            ends = []
-        return cls(tokenizer, [ends] if isinstance(ends, int) else ends, name=Path(model).name)
+            ends = _ends_of(model)
+        return cls(tokenizer, [ends] if isinstance(ends, int) else ends or [], name=Path(model).name)
 
     def render(self, messages: list[dict[str, str]]) -> list[int]:
         """The conversation as ids, up to where the model's turn begins. Raises ConfigError without a chat template."""
@@ -129,3 +124,28 @@ class Tokenizer:
                 f"{self._name}: {whose} puts two beginning-of-sequence tokens ({bos}) before a prompt; a model knows "
                 f"one: mend tokenizer_config.json or chat_template.jinja in the model's folder"
             )
+
+
+def _class_for(model: str) -> Any:
+    """What loads a tokenizer. Of a built-in model it is known, and the automatic choice would import torch for it."""
+    import transformers  # noqa: PLC0415 -- a second, and only needed here
+
+    return transformers.PreTrainedTokenizerFast if _is_builtin(model) else transformers.AutoTokenizer
+
+
+def _is_builtin(model: str) -> bool:
+    return Path(model) in BUILTIN_MODELS.values()
+
+
+def _ends_of(model: str) -> int | list[int] | None:
+    """What the generation config calls the end. Many models have no such config."""
+    try:
+        if _is_builtin(model):
+            ends: int | list[int] = json.loads((Path(model) / "generation_config.json").read_bytes())["eos_token_id"]
+            return ends
+        from transformers import GenerationConfig  # noqa: PLC0415 -- imports torch
+
+        ends = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:
+        return None
+    return ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 import uvloop
 
 import prl
-from prl.blocked import FILE, Blocked, LoopMonitor, place_of
+from prl.blocked import FILE, Blocked, LoopMonitor, frozen_heap, place_of
 from prl.config import EvalConfig, RewardConfig
 from prl.errors import StallError
 from tests.test_pipeline import simulated
@@ -194,3 +195,19 @@ asyncio.run(main())
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "beat None\n"
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_what_start_up_made_is_left_out_of_collections(is_frozen: bool) -> None:
+    """The collector does not look at it while a run goes on, and does afterwards, unless others have frozen it."""
+    gc.unfreeze()
+    made = [object()]
+    if is_frozen:
+        gc.freeze()
+    before = gc.get_freeze_count()
+    with frozen_heap():
+        made_later = [made]
+        assert any(each is made_later for each in gc.get_objects())
+        assert not any(each is made for each in gc.get_objects())
+    assert gc.get_freeze_count() == before
+    gc.freeze()

@@ -1,12 +1,12 @@
 """The command line on real processes when things go wrong: vLLM's engine core, torchrun's ranks, signals, rewards.
 
 Each run is the default job, shortened. Whatever happens, it ends within 15 seconds, says the cause in one message, and
-leaves no process behind. Runs that go on are in ``test_fault_matrix.py``.
+leaves no process behind. Runs that go on are in ``test_fault_matrix.py``; a first Ctrl-C and the death of a resumed
+run's controller end that of ``test_live_engines.py``, a bug in a reward that of ``test_why_live.py``.
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -36,22 +36,12 @@ def started() -> Iterator[list[Job]]:
 
 
 @pytest.mark.timeout(240)
-def test_a_bug_in_a_reward(tmp_path: Path, started: list[Job]) -> None:
-    """A TypeError in a reward ends the run with its traceback, the file and line of the user's code included."""
-    (tmp_path / "broken.py").write_text("def judge(completion, prompt):\n    return completion.text + 1\n")
-    job = Job(tmp_path, 'rewards=[{name="broken:judge"}]')
-    started.append(job)
-    job.wait_for("sending the first weights")
-    assert job.end() == 1
-    assert 'broken.py", line 2, in judge' in job.said
-    assert "prl: the run failed: TypeError: can only concatenate str" in job.said
-    assert json.loads((job.run_dir / "summary.json").read_text())["status"] == "failed"
-
-
-@pytest.mark.timeout(240)
 def test_a_killed_process(tmp_path: Path, started: list[Job]) -> None:
-    """A dead child is noticed: where nothing is started again, SIGKILL ends the run with that role's name."""
-    job = Job(tmp_path, "trainer.max_restarts=0")
+    """A dead child is noticed: where nothing is started again, SIGKILL ends the run with that role's name.
+
+    Whatever the engine is: here the one that starts sooner.
+    """
+    job = Job(tmp_path, "trainer.max_restarts=0", "engine.kind=transformers")
     started.append(job)
     job.wait_for("step 1/")
     rank = [p for p in job.descendants() if "prl.trainer.worker" in " ".join(p.cmdline())][-1]
@@ -75,23 +65,3 @@ def test_ctrl_c_at_start_up(tmp_path: Path, started: list[Job]) -> None:
     job.process.send_signal(signal.SIGINT)
     assert job.end() == 130
     assert "Traceback" not in job.said
-
-
-@pytest.mark.timeout(240)
-def test_ctrl_c_and_the_death_of_the_controller(tmp_path: Path, started: list[Job]) -> None:
-    """The first Ctrl-C finishes the step, saves and leaves with 0; after SIGKILL of a resumed run nothing is left."""
-    job = Job(tmp_path)
-    started.append(job)
-    job.wait_for("step 1/")
-    job.process.send_signal(signal.SIGINT)
-    assert job.end() == 0
-    summary = json.loads((job.run_dir / "summary.json").read_text())
-    assert summary["status"] == "stopped"
-    assert (job.run_dir / "checkpoints" / f"step-{summary['steps']:06d}" / "complete.json").is_file()
-
-    again = Job(tmp_path, resume=True)
-    started.append(again)
-    again.wait_for("step ")
-    again.descendants()
-    again.process.kill()
-    assert again.end() == -signal.SIGKILL

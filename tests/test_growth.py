@@ -12,7 +12,7 @@ import gc
 import os
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -79,6 +79,15 @@ async def at_once(work: Callable[..., Any], *arguments: Any, **named: Any) -> An
 
 
 @pytest.fixture
+def fresh_heap() -> Iterator[None]:
+    """Each run freezes its own heap, as it does outside of tests: only then does it see what it made alone."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
 def mortals(monkeypatch: pytest.MonkeyPatch) -> Mortals:
     """The engines and trainers of the test."""
     made = Mortals(seed=0)
@@ -133,6 +142,7 @@ async def life(run: Path, mortals: Mortals, num_steps: int, *, resume: bool) -> 
     return late - early - Counter({kind: FEW + early[kind] // 4 for kind in late})
 
 
+@pytest.mark.usefixtures("fresh_heap")
 def test_nothing_that_is_done_with_is_kept(tmp_path: Path, mortals: Mortals) -> None:
     """A fresh run and a resumed one hold as much after many steps, streams and deaths as before them."""
     for resume in (False, True):  # fills what the process keeps for good, once

@@ -170,7 +170,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "H: engine processes outlive a killed controller": (
         "test_process.py::test_a_parents_death_takes_its_children_along",
         "test_process.py::test_a_parents_death_takes_a_stopped_child_along",
-        "engines/test_vllm_process.py::test_nothing_outlives_a_killed_controller",
+        "test_live_engines.py::test_an_engine_is_added_and_another_removed",
         "trainer/test_remote.py::test_ranks_die_with_a_killed_controller",
         "rewards/test_pool.py::test_workers_die_with_their_parent",
     ),

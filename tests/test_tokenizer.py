@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from prl.errors import ConfigError
+from prl.models import BUILTIN_MODELS
 from prl.tokenizer import Tokenizer
 from tests.tiny_tokenizers import BOS_ID, BOS_TEMPLATE, END_ID, EOS_ID, PLAIN_TEMPLATE, save_tokenizer
 
@@ -94,3 +97,29 @@ def test_folder_without_a_tokenizer_is_one_line(tmp_path: Path) -> None:
         Tokenizer.load(str(tmp_path))
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", BUILTIN_MODELS.values(), ids=BUILTIN_MODELS)
+def test_a_built_in_models_tokenizer_is_the_one_that_transformers_would_choose(folder: Path) -> None:
+    """Ids, template, special tokens and stop tokens are those of the automatic choice, which takes seconds longer."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    chosen, ends = AutoTokenizer.from_pretrained(folder), GenerationConfig.from_pretrained(folder).eos_token_id
+    expected = Tokenizer(chosen, [ends] if isinstance(ends, int) else ends, name=folder.name)
+    ours = Tokenizer.load(str(folder))
+    assert type(ours._tokenizer) is type(chosen)
+    assert ours._tokenizer.backend_tokenizer.to_str() == chosen.backend_tokenizer.to_str()
+    assert ours._tokenizer.chat_template == chosen.chat_template
+    assert ours._tokenizer.special_tokens_map == chosen.special_tokens_map
+    assert (ours.stop_token_ids, ours.vocab_size) == (expected.stop_token_ids, expected.vocab_size)
+
+
+def test_a_built_in_models_tokenizer_is_read_without_torch() -> None:
+    """A run of simulated parts, and any command that only looks at prompts, starts in a second."""
+    code = (
+        "import sys; from prl.tokenizer import Tokenizer; from prl.models import BUILTIN_MODELS;"
+        "print(*[len(Tokenizer.load(str(folder)).render([{'role': 'user', 'content': '1'}])) > 1"
+        " for folder in BUILTIN_MODELS.values()], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "True True False\n"

@@ -1,4 +1,4 @@
-"""``prl why`` on the real job: vLLM's core, torchrun's ranks and a verifier's workers, all of them where they are."""
+"""``prl why`` on the real job: vLLM's core, torchrun's ranks and a verifier's workers, where they are; and its end."""
 
 from __future__ import annotations
 
@@ -27,22 +27,49 @@ def why(job: Job, *words: str) -> dict[str, Any]:
     return told
 
 
+def chain_of(job: Job, holds: str) -> str:
+    """Ask until the chain holds this."""
+    deadline = time.monotonic() + WAIT_S
+    while holds not in (chain := why(job)["chain"]):
+        assert job.process.poll() is None, job.said
+        assert time.monotonic() < deadline, f"no {holds!r}, but {chain!r}"
+    return str(chain)
+
+
+REWARDS = """\
+import asyncio
+from pathlib import Path
+
+async def never(completion, prompt):
+    while not Path("answer").exists():
+        await asyncio.sleep(0.05)
+    return 0.0
+
+def judge(completion, prompt):
+    return completion.text + 1 if Path("answer").exists() else 0.0
+"""
+"""One that never answers, until it is told to; and one that has a bug from then on."""
+
+
 @pytest.mark.timeout(240)
 def test_a_reward_that_never_answers_is_named_and_every_process_gives_its_stacks(
     tmp_path: Path, started: list[Job]
 ) -> None:
-    """The start is told while it lasts, then the reward; a process that is stopped is listed as such."""
-    math, never = 'rewards=[{name="math"}, {name="tests.cli_rewards:never", timeout_s=1000}]', "engine.count=1"
-    job = Job(tmp_path, never, math)
+    """The start is told while it lasts, then the reward; a process that is stopped is listed as such.
+
+    The run is ended by a bug: see ``ends_with_the_bug``.
+    """
+    (tmp_path / "broken.py").write_text(REWARDS)
+    job = Job(
+        tmp_path,
+        'rewards=[{name="broken:never", timeout_s=1000}, {name="broken:judge"}, {name="math"}]',
+        "engine.count=1",
+    )
     started.append(job)
     job.wait_for("starting 1 vllm engine")
-    chains = list[str]()
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline and not (chains and "never" in chains[-1]):
-        chains.append(why(job)["chain"])
-        assert job.process.poll() is None, job.said
-    assert any(chain.startswith("starting 1 vllm engine") for chain in chains), chains
-    assert chains[-1].startswith("trainer waits for batch 1 <- group "), chains
+    assert chain_of(job, "starting 1 vllm engine").startswith("starting 1 vllm engine")
+    job.wait_for("sending the first weights")
+    assert chain_of(job, "never").startswith("trainer waits for batch 1 <- group ")
     core = job.find("VLLM::EngineCore")
     os.kill(core.pid, signal.SIGSTOP)
     told = why(job, "--stacks")
@@ -53,4 +80,14 @@ def test_a_reward_that_never_answers_is_named_and_every_process_gives_its_stacks
     for name in ("engine-0", "engine-0 core", "the trainer rank 0", "the trainer rank 1", "reward math_worker"):
         assert name in processes
     assert "in _serve" in text, "a rank's loop"
-    assert "never (cli_rewards.py:" in text, "the task of the reward"
+    assert "never (broken.py:" in text, "the task of the reward"
+    (tmp_path / "answer").touch()
+    ends_with_the_bug(job)
+
+
+def ends_with_the_bug(job: Job) -> None:
+    """A TypeError in a reward ends the run with its traceback, the file and line of the user's code included."""
+    assert job.end(30) == 1
+    assert 'broken.py", line 10, in judge' in job.said
+    assert "prl: the run failed: TypeError: can only concatenate str" in job.said
+    assert json.loads((job.run_dir / "summary.json").read_text())["status"] == "failed"

@@ -59,7 +59,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_generated: int
     busy_s: float
     """Seconds with at least one open stream and not paused."""
-    stream_s: float = 0.0
+    stream_s: float
     """The streams of every such second, added up: over ``busy_s``, the mean number that were open."""
     paused: bool
     dead: bool

@@ -9,8 +9,8 @@ Invariants:
   take in time reaches it in fewer, longer chunks, each still of one version.
 - The host's end ends every open stream with ``EngineDeadError`` and the last lines of its log; a host that should move
   and sends no token for ``engine.token_timeout_s`` is killed, so a stream never hangs.
-- After a failed or interrupted load the host stays paused, whatever ``resume`` is asked, until a load succeeds; open
-  streams wait, new ones are refused.
+- After a failed or interrupted load the host stays paused until a load succeeds: until then it does not resume, new
+  streams are refused, open ones wait.
 """
 
 from __future__ import annotations

@@ -123,6 +123,7 @@ class ServerEngine:
             running=self._num_open,
             tokens_generated=self._meter.num_tokens,
             busy_s=self._meter.busy_s(),
+            stream_s=self._meter.stream_s(),
             paused=self._paused,
             dead=self._reason is not None,
         )

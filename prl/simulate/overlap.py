@@ -5,7 +5,8 @@ Invariants:
 - Work is in seconds alone: a second in which others are at work on the same accelerators counts as the equal part of
   them that is left (``machine.speed_of``), so it is what the same work takes where nobody else is.
 - What passes between two steps (packing, sending weights) is work of the ranks' processes, too: it takes as long as
-  the engines let it, and slows them down. It lies anywhere in the time in which the ranks do not train.
+  the engines let it, and slows them down. It lies anywhere in the time in which the ranks do not train; in conventional
+  mode the stages take turns, and it lies beside engines only as far as nothing else is left of that time.
 - Where the run left a timeline that is what is read. Without one, each stage is taken to be at work at any moment of a
   step as likely as at any other, and all engines at the same moments; in conventional mode they take turns.
 """
@@ -81,20 +82,33 @@ def works_of(config: Config, steps: Sequence[StepTimes], spans: Sequence[Span]) 
 def _told(config: Config, step: StepTimes, changes: Sequence[Change]) -> Work:
     """By the timeline: between two changes of who is at work nothing changes."""
     changes = [*sorted(changes), (step.end, 0, 0)]
-    trained_s, at, trains = 0.0, step.start, 0
-    for when, _, trainers in changes:
-        trained_s += (when - at) * min(1, trains)
-        at, trains = when, trains + trainers
-    between = min(1.0, step.between_s / max(step.end - step.start - trained_s, 1e-9))
+    free_s, at, num_engines, trains = {True: 0.0, False: 0.0}, step.start, 0, 0
+    for when, engines, trainers in changes:
+        free_s[num_engines > 0] += 0.0 if trains else when - at
+        at, num_engines, trains = when, num_engines + engines, trains + trainers
+    between = _shares_between(config, step.between_s, decoding_s=free_s[True], idle_s=free_s[False])
     work, at, num_engines, trains = Work(), step.start, 0, 0
     for when, engines, trainers in changes:
         if trains:
             work = work.plus(_work(config, when - at, num_engines, "train"))
         else:
-            work = work.plus(_work(config, (when - at) * between, num_engines, "between"))
-            work = work.plus(_work(config, (when - at) * (1 - between), num_engines))
+            share = between[num_engines > 0]
+            work = work.plus(_work(config, (when - at) * share, num_engines, "between"))
+            work = work.plus(_work(config, (when - at) * (1 - share), num_engines))
         at, num_engines, trains = when, num_engines + engines, trains + trainers
     return work
+
+
+def _shares_between(config: Config, between_s: float, *, decoding_s: float, idle_s: float) -> dict[bool, float]:
+    """What passes between two steps, as a share of the time without training: where engines decode, and where not."""
+    if config.pipeline.mode != "conventional":
+        share = min(1.0, between_s / max(decoding_s + idle_s, 1e-9))
+        return {True: share, False: share}
+    beside_s = max(0.0, between_s - idle_s)
+    return {
+        True: min(1.0, beside_s / max(decoding_s, 1e-9)),
+        False: min(1.0, between_s / max(idle_s, 1e-9)),
+    }
 
 
 def _work(config: Config, seconds: float, num_engines: int, ranks: Literal["train", "between"] | None = None) -> Work:
@@ -112,12 +126,11 @@ def _likely(config: Config, step: StepTimes) -> Work:
     seconds, decoding, training = step.end - step.start, step.engine_busy, step.trainer_busy
     if config.simulate.num_accelerators is None:
         return Work(decoding * seconds, 0.0, training * seconds, 0.0, step.between_s, 0.0)
-    likely = 0.0 if config.pipeline.mode == "conventional" else decoding * training
-    both = min(max(likely, decoding + training - 1), decoding, training)
+    takes_turns = config.pipeline.mode == "conventional"
+    both = min(max(0.0 if takes_turns else decoding * training, decoding + training - 1), decoding, training)
     engines, between = config.engine.num_engines, min(step.between_s / seconds, 1 - training)
-    beside = min(
-        between, decoding - both
-    )  # engines go on while the next step is made ready, if they are at work at all
+    # Engines go on while the next step is made ready, if they are at work at all and need not wait for it.
+    beside = max(0.0, decoding + training - both + between - 1) if takes_turns else min(between, decoding - both)
     parts = (
         _work(config, both * seconds, engines, "train"),
         _work(config, (training - both) * seconds, 0, "train"),

@@ -29,7 +29,7 @@ class TrainerTime(msgspec.Struct, frozen=True, kw_only=True):
     waits_for_batch: float
     """Nothing to train on."""
     updates: float
-    """Sends weights, which it can do nothing beside, or is at rest between two steps (``simulate.train.between_s``)."""
+    """Sends weights, or is between two steps (``simulate.train.between_s``): it trains nothing beside either."""
     restarts: float
     """Was started again, and did steps once more."""
 

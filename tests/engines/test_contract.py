@@ -284,12 +284,13 @@ async def test_slow_consumer_gets_everything(subject: Subject) -> None:
 
 
 async def test_counters_grow(subject: Subject) -> None:
-    """Tokens are counted, and so is the time in which streams were open."""
+    """Tokens are counted, and so is the time in which streams were open: the engine's, and that of each stream."""
     before = subject.engine.statistics()
     await subject.sample(sampling(10))
     after = subject.engine.statistics()
     assert after.tokens_generated == before.tokens_generated + 10
     assert after.busy_s > before.busy_s
+    assert after.stream_s - before.stream_s == pytest.approx(after.busy_s - before.busy_s)
     assert after.running == 0
 
 

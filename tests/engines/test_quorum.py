@@ -53,7 +53,7 @@ async def test_too_few_for_too_long_is_told_with_the_losses() -> None:
 
 @in_virtual_time
 async def test_who_was_removed_is_not_missed() -> None:
-    """Neither is a seat that was there less than the minimum asks for: not more must serve than there are."""
+    """Of two that must serve one left on purpose: the other is enough, for not more must serve than there are."""
     seats, quorum = serving(2)
     seats.remove(seats.all[1], force=True)
     seats.leaves(seats.all[1])

@@ -204,6 +204,21 @@ async def test_server_that_starts_is_waited_for() -> None:
     await server.stop()
 
 
+async def test_the_time_of_every_open_stream_is_counted() -> None:
+    """What is in flight on a server is told as that on any engine: two streams side by side count twice."""
+    server, streams = FakeServer(), [Stream(), Stream()]
+    async with opened(server) as engine:
+        async with asyncio.TaskGroup() as tasks:
+            for stream in streams:
+                tasks.create_task(consume(engine, 3, stream))
+            await server.allow(1)
+            for stream in streams:
+                await stream.has(1)
+            await server.allow(3)
+        told = engine.statistics()
+        assert told.stream_s > told.busy_s > 0
+
+
 # Versions -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,12 +1,13 @@
-"""The processes of a vLLM engine: what is left when a start is given up, and when the controller is killed."""
+"""The processes of a vLLM engine: what is left when a start is given up, and when its core does not move.
+
+What is left of one whose controller is killed: ``test_live_engines.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
@@ -63,7 +64,7 @@ async def test_core_that_leaves_while_it_starts_ends_the_start(model_dir: Path, 
     """A core that is told to end while it starts ends when it is ready; the start ends with it, not at its deadline."""
     engine = make_engine(model_dir, tmp_path, start_timeout_s=300.0)
     opening = asyncio.ensure_future(engine.open())
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(240):
         while not is_under_way(engine._log):  # noqa: ASYNC110 -- told by nobody
             await asyncio.sleep(0.02)
         core_process(engine).terminate()
@@ -106,18 +107,3 @@ def is_in_group(process: psutil.Process, group: int) -> bool:
         return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
     except (ProcessLookupError, psutil.NoSuchProcess):
         return False
-
-
-def test_nothing_outlives_a_killed_controller(model_dir: Path, tmp_path: Path) -> None:
-    """SIGKILL of the controller's process: every process of its engine is gone within 10 seconds."""
-    command = [sys.executable, "-m", "tests.engines.vllm_controller", str(model_dir), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as controller:
-        assert controller.stdout is not None
-        try:
-            core = psutil.Process(int(controller.stdout.readline()))
-            family = psutil.Process(controller.pid).children(recursive=True)
-        finally:
-            controller.kill()
-        assert core in family
-        assert len(family) >= 2, "the host and its core"
-        assert psutil.wait_procs(family, timeout=10)[1] == []

@@ -43,6 +43,16 @@ def test_what_passes_between_two_steps_is_work_of_the_ranks() -> None:
     assert works_of(apart, [step], []) == [Work(8.0, 0.0, 5.0, 0.0, 2.0, 0.0)]
 
 
+def test_in_rounds_what_passes_between_two_steps_is_beside_nobody() -> None:
+    """Engines have sampled all that a round trains before it is packed: it lies where nobody is at work, if it fits."""
+    config = small(*MACHINE, "pipeline.mode=conventional", "pipeline.steps_per_round=1")
+    spans = [Span("engine-0", "generating", 0.0, 4.0), Span("trainer rank 0", "training", 6.0, 10.0)]
+    for told in (spans, []):
+        fits, too_long = (StepTimes(0.0, 10.0, 0.4, 0.4, between_s) for between_s in (2.0, 3.0))
+        assert works_of(config, [fits], told) == [pytest.approx(Work(4.0, 0.0, 4.0, 0.0, 2.0, 0.0))]
+        assert works_of(config, [too_long], told) == [pytest.approx(Work(3.0, 0.5, 4.0, 0.0, 2.0, 0.5))]
+
+
 def test_a_span_is_shared_out_among_the_steps_that_it_reaches_over() -> None:
     """Three steps of which the last begins a second late: decoding goes on through all, training through two."""
     spans = [Span("engine-0", "generating", 5.0, 40.0), Span("trainer rank 0", "training", 8.0, 20.0)]

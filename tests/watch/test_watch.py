@@ -84,6 +84,14 @@ def test_a_killed_run_is_shown_from_its_folder(folder: Path) -> None:
     assert "\x1b" not in text
 
 
+def test_an_evaluation_of_an_older_run_is_shown(folder: Path) -> None:
+    """One that does not say yet whether it is an accuracy: a run folder outlives the code that wrote it."""
+    line = make_evaluation(version=6, reward_mean=0.875).line()
+    del line["is_accuracy"]
+    (folder / "evaluations.jsonl").write_bytes(msgspec.json.encode(line) + b"\n")
+    assert "0.875 (0.400 to 0.600) at step 6" in drawn(Watched(folder))
+
+
 def test_a_run_that_has_ended_says_how(folder: Path) -> None:
     """Done, stopped, or failed with its error."""
     for status, error, shown in (("done", None, "the run is done"), ("failed", "Boom: it burst", "Boom: it burst")):
