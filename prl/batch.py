@@ -9,8 +9,9 @@ Invariants:
 - Samples without a gradient (an advantage of exactly 0, where the loss has nothing else) are planned apart and last, at
   the same places on all ranks, so that nobody makes a backward pass for them. One pass is always made: an optimiser
   step whose gradient is 0 is still a step.
-- Samples of a group stay in one micro-batch where that costs nothing: what they begin with in common is computed once
-  there (``trainer/layout.py``). Budgets and loads count it with every sample, so neither depends on what is sampled.
+- Samples of a group stay on one rank, and there in one micro-batch, where that costs neither balance nor a rank another
+  micro-batch: what they begin with in common is computed once there (``trainer/layout.py``). Budgets and loads count it
+  with every sample, so neither depends on what is sampled.
 - An episode becomes a sample for each of its token sequences: what was sampled in any turn is trained, and what stood
   before it (a prompt, a user's answer, a tool's result) never is. ``credit.py`` says which advantage a turn has.
 - ``num_sequences`` is counted over the whole batch after masking, so the loss does not depend on the plan.
@@ -130,9 +131,9 @@ def make_plan(
 ) -> list[list[list[int]]]:
     """Indices of samples by rank and micro-batch.
 
-    Samples of one family (None: each is one of its own) begin alike and cost least in one micro-batch. They are kept
-    together where that costs neither balance nor a micro-batch more. Ties fall to the lower index, so the plan is
-    deterministic. The cost is n log n, whatever the number of ranks and micro-batches.
+    Samples of one family (None: each is one of its own) begin alike and cost least in one micro-batch. They stay on one
+    rank where that costs no balance, and there in one micro-batch where that takes no more of them. Ties fall to the
+    lower index, so the plan is deterministic. The cost is n log n, whatever the number of ranks and micro-batches.
     """
     families = range(len(lengths)) if families is None else families
     plan = [_fill(indices, lengths, families, max_tokens) for indices in _share_out(lengths, families, num_ranks)]

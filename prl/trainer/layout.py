@@ -12,15 +12,19 @@ Invariants:
   a row sees itself and is seen by nobody.
 - Attention over a row costs its square, masked or not, so the layout is the cheapest of some by the tokens computed,
   filling included, and the squares: one sample a row where the answers are long and share little, many where they do.
+- A mask has at most ``MAX_PAIRS`` entries, however long the samples are.
 - The order of the samples given changes where they lie, never what is on their paths.
 """
 
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+MAX_PAIRS = 1 << 29
+"""Most entries of the mask that sharing needs, of rows times their lengths squared: 1 GiB in bfloat16."""
 WIDTHS = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16)
 """Lengths of a row that are tried, in longest samples: beyond, there is nothing left to gain that is worth a mask."""
 
@@ -32,7 +36,7 @@ class Layout(NamedTuple):
     token_ids: list[int]
     positions: list[int]
     until: list[int] | None
-    """End of each token's descendants, an index into the rows; None where no two samples share a token."""
+    """End of each token's descendants, an index into the rows; None: the positions tell samples of a row apart."""
     paths: list[list[int]]
     """Of each sample, the index of each of its tokens."""
 
@@ -52,7 +56,7 @@ def lay_out(inputs: Sequence[Sequence[int]], *, single_row: bool = False, pairs_
         inputs: the tokens of each sample that must be computed.
         single_row: everything in one row, for a kernel that attends within each sample only. Nothing is shared.
         pairs_per_token: what computing a token costs beside attention, in pairs of tokens that attend to one another;
-            0: nothing can be shared, and rows are as long as the longest sample.
+            0: nothing can be shared, positions keep apart what is in a row, and it is as long as the longest sample.
     """
     lengths = [len(each) for each in inputs]
     filled = [index for index, length in enumerate(lengths) if length]
@@ -60,13 +64,15 @@ def lay_out(inputs: Sequence[Sequence[int]], *, single_row: bool = False, pairs_
     alone = [[index] for index in filled]
     best = _place(alone, [lengths[index] for index in filled], sum(lengths) if single_row else longest)
     shared = [0] * len(inputs)
-    if pairs_per_token and not single_row:
+    can_share = pairs_per_token > 0 and not single_row
+    if can_share:
         order = sorted(filled, key=lambda index: list(inputs[index]))
         for before, index in itertools.pairwise(order):
             shared[index] = _num_equal(inputs[before], inputs[index])
         plans = [_chained(order, lengths, shared, int(times * longest)) for times in WIDTHS] if any(shared) else []
-        best = min([best, *plans], key=lambda plan: plan.num_rows * plan.width * (plan.width + pairs_per_token))
-    return _written(inputs, best, shared)
+        bounded = [plan for plan in plans if plan.num_rows * plan.width**2 <= MAX_PAIRS]
+        best = min([best, *bounded], key=lambda plan: plan.num_rows * plan.width * (plan.width + pairs_per_token))
+    return _written(inputs, best, shared, masked=can_share and best.num_rows < len(filled))
 
 
 def _num_equal(one: Sequence[int], other: Sequence[int]) -> int:
@@ -91,27 +97,26 @@ def _chained(order: Iterable[int], lengths: Sequence[int], shared: Sequence[int]
 
 
 def _place(chains: list[list[int]], sizes: Sequence[int], width: int) -> _Plan:
-    """Chains into rows of at most ``width``: first fit, longest first."""
+    """Chains into rows of at most ``width``: longest first, each into the fullest row that has room for it."""
     starts = [(0, 0)] * len(chains)
-    used: list[int] = []
+    room: list[tuple[int, int]] = []  # (tokens, row), ascending
     for number in sorted(range(len(chains)), key=lambda number: -sizes[number]):
-        row = next((row for row, taken in enumerate(used) if taken + sizes[number] <= width), len(used))
-        if row == len(used):
-            used.append(0)
-        starts[number] = (row, used[row])
-        used[row] += sizes[number]
-    width = max(used, default=0)
-    return _Plan(chains, [row * width + at for row, at in starts], len(used), width)
+        place = bisect_left(room, (sizes[number], 0))
+        left, row = room.pop(place) if place < len(room) else (width, len(room))
+        starts[number] = (row, width - left)
+        insort(room, (left - sizes[number], row))
+    used = width - min(room, default=(width, 0))[0]
+    return _Plan(chains, [row * used + at for row, at in starts], len(room), used)
 
 
-def _written(inputs: Sequence[Sequence[int]], plan: _Plan, shared: Sequence[int]) -> Layout:
+def _written(inputs: Sequence[Sequence[int]], plan: _Plan, shared: Sequence[int], *, masked: bool) -> Layout:
     size, width = plan.num_rows * plan.width, plan.width
-    sharing = any(len(chain) > 1 for chain in plan.chains)
     token_ids, positions, until = [0] * size, [0] * size, list(range(1, size + 1))
     paths: list[list[int]] = [[] for _ in inputs]
-    for start, chain in sorted(zip(plan.starts, plan.chains, strict=True)):
-        if not sharing:  # what fills the row counts on, so that it looks like no sample of its own
-            positions[start : start + width - start % width] = range(width - start % width)
+    placed = sorted(zip(plan.starts, plan.chains, strict=True))
+    for (start, chain), (following, _) in itertools.pairwise([*placed, (size, [])]):
+        if not masked:  # what fills the row counts on, so that it looks like no sample of its own
+            positions[start:following] = range(following - start)
         path: list[int] = []
         end = start
         for index in chain:
@@ -126,4 +131,4 @@ def _written(inputs: Sequence[Sequence[int]], plan: _Plan, shared: Sequence[int]
             paths[index] = path.copy()
         for place in path:
             until[place] = end
-    return Layout(width, token_ids, positions, until if sharing else None, paths)
+    return Layout(width, token_ids, positions, until if masked else None, paths)

@@ -4,8 +4,8 @@ Invariants:
 
 - The token at position t of a sample is predicted from position t - 1 of the same sample, so a first token is never
   trained. Only what a trained token depends on is computed: nothing of a sample from its last trained token on.
-- Where rows share no token, positions restart at 0 with every sample; that is what keeps the samples of a row apart in
-  attention. Where they do, a mask says what each token sees. What fills the end of a row influences nothing.
+- Positions restart at 0 with every sample; that is what keeps the samples of a row apart in attention where a model
+  can share no token. Where it can, a mask says what each token sees. What fills the end of a row influences nothing.
 - There is always at least one position to predict, if need be one that is not trained: a rank with nothing to do runs
   the same forward and backward pass as its peers, with a gradient of exactly 0.
 """
@@ -13,15 +13,20 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from prl.trainer.layout import lay_out
 from prl.types import Sample
+
+MASK_STEP = 16
+"""Entries of a mask's row, of which each row takes a multiple in memory."""
 
 
 class MicroBatch(NamedTuple):
@@ -76,35 +81,43 @@ def pack(
     most = max(map(len, predicted.values()))
     first = {place: most * spot for spot, place in enumerate(predicted)}
 
-    def row(values: Iterable[float], dtype: torch.dtype = torch.long) -> Tensor:
-        return torch.tensor(list(values), dtype=dtype, device=device)
+    def row(values: Iterable[float], dtype: type[np.generic] = np.int64) -> Tensor:
+        return torch.from_numpy(np.fromiter(values, dtype)).to(device)
 
-    def chosen(values: Iterable[Sequence[float]], idle: float, dtype: torch.dtype = torch.long) -> Tensor:
+    def chosen(values: Iterable[Sequence[float]], idle: float, dtype: type[np.generic] = np.int64) -> Tensor:
         """Of each sample, what belongs to its trained tokens."""
-        found = (each[t] for each, of in zip(values, trained, strict=True) for t in of)
+        found = itertools.chain.from_iterable(map(itertools.compress, values, (each.loss_mask for each in samples)))
         return row(found if anything else [idle], dtype)
 
     lengths = [len(of) for of in trained if of] or [1]
+    slot_N = row(first[place] + predicted[place][target] for place, target in zip(at, targets, strict=True))
+    targets_UK = torch.zeros(len(predicted), most, dtype=torch.long, device=device)
+    targets_UK.view(-1)[slot_N] = row(targets)
     return MicroBatch(
         token_ids_RL=row(layout.token_ids).view(-1, layout.width),
         positions_RL=row(layout.positions).view(-1, layout.width),
         until_RL=None if layout.until is None else row(layout.until).view(-1, layout.width),
         at_U=row(predicted),
-        targets_UK=row(each for of in predicted.values() for each in [*of, *[0] * (most - len(of))]).view(-1, most),
-        slot_N=row(first[place] + predicted[place][target] for place, target in zip(at, targets, strict=True)),
-        behaviour_N=chosen((sample.logprobs for sample in samples), 0.0, torch.float32),
-        advantages_N=chosen((sample.advantages for sample in samples), 0.0, torch.float32),
+        targets_UK=targets_UK,
+        slot_N=slot_N,
+        behaviour_N=chosen((sample.logprobs for sample in samples), 0.0, np.float32),
+        advantages_N=chosen((sample.advantages for sample in samples), 0.0, np.float32),
         versions_N=chosen((sample.versions for sample in samples), -1),
-        sequence_N=row(number for number, length in enumerate(lengths) for _ in range(length)),
+        sequence_N=torch.from_numpy(np.repeat(np.arange(len(lengths)), lengths)).to(device),
         trained_N=torch.full((len(at),), anything, device=device),
     )
 
 
 def attention_mask(until_RL: Tensor, dtype: torch.dtype) -> Tensor:
     """R x 1 x L x L, to be added to the scores of each token's attention: 0 for what it sees and -inf for the rest."""
-    at_RL = torch.arange(until_RL.numel(), device=until_RL.device).view_as(until_RL)
-    sees_RLL = (at_RL[:, None] <= at_RL[:, :, None]) & (at_RL[:, :, None] < until_RL[:, None])
-    return torch.zeros(sees_RLL.shape, dtype=dtype, device=until_RL.device).masked_fill_(~sees_RLL, -math.inf)[:, None]
+    (num_rows, width), device = until_RL.shape, until_RL.device
+    at_RL = torch.arange(until_RL.numel(), device=device).view_as(until_RL)
+    hidden_RLL = at_RL[:, None] > at_RL[:, :, None]
+    hidden_RLL |= at_RL[:, :, None] >= until_RL[:, None]
+    # a CUDA kernel wants rows that begin at a multiple of its step, and sdpa would give every layer a copy that does
+    step = -(-width // MASK_STEP) * MASK_STEP
+    mask_RLL = torch.zeros(num_rows, width, step, dtype=dtype, device=device)[..., :width]
+    return mask_RLL.masked_fill_(hidden_RLL, -math.inf)[:, None]
 
 
 def scored(token_ids: Sequence[int]) -> Sample:

@@ -10,8 +10,8 @@ Invariants:
 - One list of names, that of ``named_parameters`` (tied tensors once) and the persistent buffers, in one order on every
   rank. The tensors under these names stay the same objects for the policy's whole life.
 - Samples of a packed row do not see one another. transformers keeps them apart by their restarting positions, but only
-  without a cache; where they share tokens a mask of this module's does, which transformers hands to ``sdpa`` as it is.
-  ``check_policy`` proves both at the start on the model at hand.
+  without a cache; where tokens may be shared a mask of ``microbatch.py`` does, which transformers hands to ``sdpa`` as
+  it is. ``check_policy`` proves both at the start on the model at hand.
 - Under LoRA the base is frozen and the adapters are what is trained (``lora.py``); nothing else here differs.
 - Dropout is off: with it the trainer's distribution would not be the engine's.
 

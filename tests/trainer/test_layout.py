@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prl.trainer import layout as layout_module
 from prl.trainer.layout import WIDTHS, Layout, lay_out
 
 sequences = st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=12)
@@ -91,6 +93,13 @@ def test_a_tree_by_hand() -> None:
     )
 
 
+def test_rows_of_several_samples_have_one_mask_for_all_layers() -> None:
+    """Samples that share nothing are kept apart as those that do are; a row of one sample needs no mask."""
+    inputs = [[1, 2, 3], [4, 5], [6]]
+    assert lay_out(inputs, pairs_per_token=100).until == [3, 3, 3, 5, 5, 6]
+    assert lay_out(inputs[:2], pairs_per_token=100) == lay_out(inputs[:2])
+
+
 def test_long_answers_with_little_in_common_lie_in_rows_of_their_own() -> None:
     """Where a shared prompt saves less than the longer row costs, rows are as if nothing could be shared."""
     prompt = list(range(20))
@@ -98,3 +107,15 @@ def test_long_answers_with_little_in_common_lie_in_rows_of_their_own() -> None:
     assert lay_out(answers, pairs_per_token=400) == lay_out(answers)
     short = [[*prompt, *range(1000 * n, 1000 * n + 10)] for n in range(1, 5)]
     assert lay_out(short, pairs_per_token=400).token_ids == [*prompt, *(t for each in short for t in each[20:])]
+
+
+def test_a_mask_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose mask would be too large are not taken, however much they share; shorter ones that share less are."""
+    prompt = list(range(4))
+    answers = [[*prompt, *range(1000 * n, 1000 * n + 10)] for n in range(1, 9)]
+    for limit, width, num_tokens in ((84**2, 84, 84), (84**2 - 1, 24, 96)):
+        monkeypatch.setattr(layout_module, "MAX_PAIRS", limit)
+        layout = lay_out(answers, pairs_per_token=10_000)
+        assert (layout.width, len(layout.token_ids)) == (width, num_tokens)
+    monkeypatch.setattr(layout_module, "MAX_PAIRS", 4 * 24**2 - 1)
+    assert lay_out(answers, pairs_per_token=10_000) == lay_out(answers)

@@ -75,6 +75,7 @@ def test_the_mask_is_0_for_what_is_seen() -> None:
         [[True, False, False], [False, True, False], [False, False, True]],
     ]
     assert mask.min() == -torch.inf
+    assert mask.stride()[-2:] == (16, 1), "sdpa on CUDA would give each layer a copy whose rows begin at such places"
 
 
 @pytest.mark.parametrize("samples", [[], [masked(sample([5, 6, 7], 1, 0.0))], [masked(sample([5], 1, 0.0))]])

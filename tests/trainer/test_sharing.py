@@ -102,6 +102,25 @@ def test_no_answer_sees_another(models: dict[str, Path]) -> None:
         )
 
 
+def test_all_layers_hold_one_mask(models: dict[str, Path]) -> None:
+    """Whether tokens are shared or not: what the backward pass keeps does not hold a mask for each layer."""
+    policy = _whole(models["tied"])
+    apart = [sample([at, *range(10, 10 + length)], 1, 0.5) for at, length in enumerate((9, 4, 3))]
+    for samples in (FAMILY, apart):
+        batch = policy.pack(samples, CPU)
+        num_rows, width = batch.token_ids_RL.shape
+        held: dict[int, Any] = {}
+
+        def keep(tensor: Any, held: dict[int, Any] = held, shape: tuple[int, ...] = (num_rows, width, width)) -> Any:
+            if tensor.ndim == 4 and (tensor.shape[0], *tensor.shape[2:]) == shape:
+                held[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            policy(batch, 1.0)[0].sum().backward()
+        assert len(held) == 1
+
+
 @pytest.fixture(scope="module")
 def learner(models: dict[str, Path], one_rank: None) -> Learner:
     """A learner with a reference, one step away from it."""
