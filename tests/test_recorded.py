@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import prl
 from prl import virtual_time
 from prl.config import EngineConfig, PipelineConfig, RunConfig, SamplingConfig
+from prl.engines.simulated import SimulatedEngine
 from prl.trainer.base import LOG_RATIO_EDGES
+from prl.trainer.simulated import SimulatedTrainer
 from tests.test_pipeline import lines, simulated, take_steps
 
 
@@ -31,9 +37,21 @@ def record(folder: Path, num_steps: int, **run: Any) -> None:
     virtual_time.run(main())
 
 
-def test_a_run_that_is_resumed_records_on(tmp_path: Path) -> None:
+def _lasting(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """A second of virtual time, then the call: the simulated one takes none of its own, so no lane would show it."""
+
+    async def lasting(*given: Any) -> None:
+        await asyncio.sleep(1.0)
+        await call(*given)
+
+    return lasting
+
+
+def test_a_run_that_is_resumed_records_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file goes on behind what is there, with what the page shows of each step, sample and lane."""
     run = tmp_path / "run"
+    for kind, name in ((SimulatedTrainer, "save"), (SimulatedEngine, "pause"), (SimulatedEngine, "load")):
+        monkeypatch.setattr(kind, name, _lasting(getattr(kind, name)))
     record(run, 2)
     first_spans, first_gauges = lines(run / "timeline.jsonl"), lines(run / "gauges.jsonl")
     record(run, 4)

@@ -391,7 +391,8 @@ async def test_failed_load_serves_nothing_until_a_load_succeeds(setup: Setup, ca
         assert isinstance(loaded, WeightSyncError)
         assert case in str(loaded)
         assert case == "finite" or isinstance(sent, WeightSyncError)
-        await engine.resume()
+        with pytest.raises(EngineError, match=case):
+            await engine.resume()
         sampled = engine.statistics().tokens_generated
         with pytest.raises(EngineError, match=case):
             await sample(engine, PROMPT, decoding())

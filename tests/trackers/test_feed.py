@@ -35,6 +35,11 @@ class Clock:
         return time.monotonic() + self.now
 
 
+def children() -> set[psutil.Process]:
+    """Every process below this one: those of other tests' libraries among them, such as a resource tracker."""
+    return set(psutil.Process().children(recursive=True))
+
+
 def events(folder: Path) -> list[dict[str, Any]]:
     """What was logged."""
     return [json.loads(line) for line in (folder / "events.jsonl").read_bytes().splitlines()]
@@ -42,7 +47,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 async def test_a_run_that_is_resumed_goes_on_with_its_curves(tmp_path: Path) -> None:
     """A whole run in two parts, with one tracker that works and one that always fails, which costs a warning."""
-    good, bad = tmp_path / "good", tmp_path / "bad"
+    good, bad, before = tmp_path / "good", tmp_path / "bad", children()
     config = config_with(
         TrackerConfig(name=f"{FAKES}:Notebook", options={"path": str(good)}, close_timeout_s=END_S),
         TrackerConfig(name=f"{FAKES}:Notebook", options={"path": str(bad), "num_failures": 99}, close_timeout_s=END_S),
@@ -62,12 +67,12 @@ async def test_a_run_that_is_resumed_goes_on_with_its_curves(tmp_path: Path) -> 
     assert found[second:] == [["open", "notebook-1", 1, 1], ["log", 2], ["log", 2], ["finish", "done"]]
     assert notes(bad)[0] == ["open", "", 0, -1]
     assert {kind for kind, *_ in notes(bad)} == {"open"}
-    assert psutil.Process().children(recursive=True) == []
+    assert children() - before == set()
 
 
 async def test_a_tracker_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
     """Said once; at the end of the run the wait for it is bounded, and what it lacks is said."""
-    pipe = tmp_path / "called"
+    pipe, before = tmp_path / "called", children()
     os.mkfifo(pipe)
     hanging = TrackerConfig(name=f"{FAKES}:Hanging", options={"path": str(pipe)}, timeout_s=END_S, close_timeout_s=0.05)
     folder, clock = tmp_path / "run", Clock()
@@ -92,7 +97,7 @@ async def test_a_tracker_that_hangs_is_killed_and_started_again(tmp_path: Path) 
         add_steps(folder, [1, 2, 3])
         end(folder)
         await feed.close(3)
-    assert psutil.Process().children(recursive=True) == []
+    assert children() - before == set()
     warnings = [event for event in events(folder) if event["level"] == "warning"]
     assert [warning["event"] for warning in warnings] == [
         "a tracker takes nothing now; the run goes on, and tries again",
