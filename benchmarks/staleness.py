@@ -45,7 +45,7 @@ from prl.rewards.answer import Answer
 from prl.settings import load_config
 from prl.tokenizer import Tokenizer
 from prl.trainer.learner import Learner
-from prl.types import Completion, Group, Prompt, Score
+from prl.types import Batch, Completion, Group, Prompt, Sample, Score
 
 MATH = Path(__file__).parent.parent / "configs/math.toml"
 SETTINGS = ("trainer.num_ranks=1", "trainer.schedule=constant", "trainer.learning_rate=1e-4", "eval.num_samples=0")
@@ -127,7 +127,7 @@ class Run:
         torch.manual_seed(seed)
         folder = resolve_model(self._config.model)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self._learner = Learner(self._config, folder, None, torch.device("cpu"))
+        self.learner = Learner(self._config, folder, None, torch.device("cpu"))
         self._tokenizer = Tokenizer.load(folder)
         self._source = open_source(self._config, self._tokenizer)
         self._prompt_length = len(self._source.next().token_ids)
@@ -144,8 +144,8 @@ class Run:
                 found.append(prompt)
         return found
 
-    def step(self) -> None:
-        """Sample from the newest version, train on that, keep the version that it makes."""
+    def sample(self) -> tuple[Batch, Sampled, list[float]]:
+        """A batch of one rank from the newest version, what it is made of, and its rewards."""
         prompts = self.prompts(NUM_GROUPS)
         ids_BP = torch.tensor([prompt.token_ids for prompt in prompts for _ in range(GROUP_SIZE)])
         sampled = sample(self.model, ids_BP, [self.versions[-1]] * self._config.sampling.max_tokens)
@@ -157,11 +157,15 @@ class Run:
         step = len(self.versions) - 1
         advantage = ADVANTAGES[self._config.advantage.name]
         batch = make_batch(step, groups, advantage=advantage, num_ranks=1, max_tokens_per_microbatch=8192)
-        microbatches = [[batch.samples[index] for index in indices] for indices in batch.plan[0]]
-        self._learner.train(step, microbatches, batch.num_sequences)
+        return batch, sampled, [score.reward for group in groups for score in group.scores]
+
+    def step(self) -> None:
+        """Sample from the newest version, train on that, keep the version that it makes."""
+        batch, sampled, rewards = self.sample()
+        self.learner.train(batch.step, microbatches_of(batch), batch.num_sequences)
         self.versions.append(self._state())
         self.batches.append(sampled)
-        self.rewards.append(statistics.fmean(score.reward for group in groups for score in group.scores))
+        self.rewards.append(statistics.fmean(rewards))
 
     def kept_tokens(self, sampled: Sampled) -> Tensor:
         """Which of the sampled tokens belong to the sequence: up to its stop token."""
@@ -185,7 +189,12 @@ class Run:
         )
 
     def _state(self) -> State:
-        return {name: tensor.full_tensor().detach().clone() for name, tensor in self._learner.policy.tensors.items()}
+        return {name: tensor.full_tensor().detach().clone() for name, tensor in self.learner.policy.tensors.items()}
+
+
+def microbatches_of(batch: Batch) -> list[list[Sample]]:
+    """Those of the only rank."""
+    return [[batch.samples[index] for index in indices] for indices in batch.plan[0]]
 
 
 async def scores(completions: list[Completion], prompt: Prompt) -> list[Score]:

@@ -27,8 +27,10 @@ NUM_STEPS, NUM_WARM_UP = 12, 4
 """Of a run that measures a set-up: its steps, and how many of them are not counted."""
 
 PRL = (
-    ("engine.count=2", "trainer.num_ranks=1"),
-    ("engine.count=2", "trainer.num_ranks=2"),
+    ("engine.count=2", "engine.max_num_seqs=128"),
+    ("engine.count=2", "engine.max_num_seqs=128", "pipeline.max_lag=0"),
+    ("engine.count=2", "engine.max_num_seqs=128", "trainer.num_ranks=2"),
+    ("engine.count=2", "engine.max_num_seqs=128", "trainer.num_ranks=2", "pipeline.max_lag=0"),
     ("trainer.max_tokens_per_microbatch=2048",),
     ("trainer.max_tokens_per_microbatch=4096",),
     ("engine.max_num_seqs=64",),
